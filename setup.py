@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Package metadata. torch and verl are never required here: verl-agent's distribution is also called verl, and a requirement
+would replace the user's. The extras install them for those who have neither."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "verl_entropy/__init__.py").read_text()).group(1)
+
+# What verl 0.9's V1 trainer imports without vLLM (a part of its extra verl-core, which also pulls CUDA-only packages).
+VERL_CPU = [
+    "verl>=0.9.0,<0.10",
+    "TransferQueue>=0.1.10",
+    "pyzmq",
+    "msgspec",
+    "fastapi",
+    "uvicorn",
+    "cachetools",
+]
+REPORT = ["matplotlib>=3.7", "pyarrow"]
+
+setup(
+    name="verl-entropy",
+    version=VERSION,
+    description="Entropy control for reinforcement learning of LLM agents, as a plugin for verl",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.13",
+    packages=[
+        *find_packages(include=["verl_entropy", "verl_entropy.*"], exclude=["verl_entropy._hydra*"]),
+        "hydra_plugins.verl_entropy_searchpath",
+    ],
+    package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
+    package_data={"verl_entropy": ["conf/**/*.yaml", "CHANGELOG.md", "**/*.json", "**/*.txt"]},
+    include_package_data=False,
+    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
+    extras_require={
+        "cpu": [*VERL_CPU, *REPORT, "tqdm"],
+        "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
+        "report": REPORT,
+        "test": [*VERL_CPU, *REPORT, "tqdm", "pytest>=8", "hypothesis", "gymnasium", "ruff", "pytest-timeout"],
+    },
+    entry_points={
+        "verl.plugins": ["verl_entropy = verl_entropy.plugin"],
+        "console_scripts": ["verl-entropy = verl_entropy.cli:main"],
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Install what the tests need into a virtual environment of their own and run them.
+#
+#   bash tests/run.sh            everything that CI runs (real verl runs on the CPU included)
+#   bash tests/run.sh --quick    only the tests without a trainer
+#   bash tests/run.sh --full     also the long runs (every preset through the trainer)
+#   bash tests/run.sh -- ARGS    pytest arguments, for example -- -k gigpo
+#
+# PYTHON chooses the interpreter (default python3), VERL_ENTROPY_VENV the environment (default .venv-test).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+selection=(-m "not full")
+case "${1:-}" in
+  --quick) selection=(-m "not real and not full"); shift ;;
+  --full) selection=(); shift ;;
+esac
+[ "${1:-}" = "--" ] && shift
+
+venv=${VERL_ENTROPY_VENV:-.venv-test}
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+python=$venv/bin/python
+# torch first, in the CPU build where there is one; then the package itself, not editable: what users install is what is tested.
+"$python" -m pip install --quiet "torch==2.13.0"
+"$python" -m pip install --quiet --upgrade --no-build-isolation setuptools wheel
+"$python" -m pip install --quiet ".[test]"
+"$python" -m pip install --quiet --force-reinstall --no-deps .
+
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
+"$python" -m ruff check .
+# From another folder: the installed package, not this checkout, is imported.
+tests=$PWD/tests
+cd "$(mktemp -d)"
+exec "$OLDPWD/$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" "${selection[@]}" "$@"

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed as ``hydra_plugins.verl_entropy_searchpath``: puts our presets on Hydra's search path (``+entropy=<preset>``)."""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class VerlEntropySearchPath(SearchPathPlugin):
+    """Adds ``pkg://verl_entropy.conf``."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="verl_entropy", path="pkg://verl_entropy.conf")

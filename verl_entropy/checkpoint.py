@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut the SEAL head out of one of verl's FSDP checkpoints, so that stock verl (and from_pretrained) can load it.
+
+The source is never changed: the result is written to a new folder, which appears only when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+HEAD = "seal_head."
+STATE_FILE = "verl_entropy.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be stripped; the message says why."""
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    # verl's own shards hold DTensors or ShardedTensors, which need a full unpickle: strip only checkpoints you wrote.
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def _head_sizes(state: dict[str, Any]) -> list[int]:
+    return [value.numel() for key, value in state.items() if HEAD in key]
+
+
+def _strip_optimizer(optimizer: dict[str, Any], count: int, path: Path) -> dict[str, Any]:
+    """Remove the last ``count`` parameters: the head is the last child of the root module."""
+    if "param_groups" not in optimizer or len(optimizer["param_groups"]) != 1:
+        raise CheckpointError(f"{path}: expected one parameter group, as verl's optimisers have.")
+    group = optimizer["param_groups"][0]
+    indices = sorted(group["params"])
+    cut = set(indices[-count:])
+    kept = [i for i in group["params"] if i not in cut]
+    return {
+        **optimizer,
+        "state": {k: v for k, v in optimizer["state"].items() if k not in cut},
+        "param_groups": [{**group, "params": kept}],
+    }
+
+
+def _strip_weights(folder: Path) -> None:
+    """Remove the head from a Hugging Face export (safetensors), if there is one."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            metadata, keys = handle.metadata(), list(handle.keys())
+        if any(HEAD in key for key in keys):
+            save_file({k: v for k, v in load_file(file).items() if HEAD not in k}, file, metadata=metadata)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["weight_map"] = {k: v for k, v in content["weight_map"].items() if HEAD not in k}
+        index.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _strip_actor(actor: Path) -> int:
+    """Strip every shard in ``actor``; returns the number of head tensors."""
+    import torch
+
+    shards = sorted(actor.glob("model_world_size_*_rank_*.pt"))
+    if not shards:
+        raise CheckpointError(f"{actor}: no model_world_size_*_rank_*.pt here. Give the global_step_<n> folder of a run on FSDP.")
+    config = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))
+    found = 0
+    for shard in shards:
+        state = _load(shard)
+        sizes = _head_sizes(state)
+        if not sizes:
+            raise CheckpointError(f"{shard}: has no SEAL head; nothing to strip.")
+        found = len(sizes)
+        torch.save({k: v for k, v in state.items() if HEAD not in k}, shard)
+        optimizer_path = actor / shard.name.replace("model_", "optim_", 1)
+        if optimizer_path.is_file():
+            # FSDP1 keeps the head as one flat parameter (it is its own unit), FSDP2 one entry per tensor.
+            count = 1 if config["FSDP_version"] == 1 else found
+            torch.save(_strip_optimizer(_load(optimizer_path), count, optimizer_path), optimizer_path)
+    _strip_weights(actor / "huggingface")
+    return found
+
+
+def strip_head(source: str | Path, target: str | Path) -> int:
+    """Copy ``source`` (a ``global_step_<n>`` folder) to ``target`` without the head; returns the number of tensors removed."""
+    source, target = Path(source), Path(target)
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: no such folder.")
+    if target.exists():
+        raise CheckpointError(f"{target}: exists already; choose a new folder, nothing is overwritten.")
+    partial = target.with_name(target.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    shutil.copytree(source, partial)
+    try:
+        found = _strip_actor(partial / "actor")
+        state_path = partial / STATE_FILE
+        if state_path.is_file():
+            content = json.loads(state_path.read_text(encoding="utf-8"))
+            content["head"] = None
+            state_path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    partial.rename(target)
+    return found

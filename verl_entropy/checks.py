@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan needs from the rest of verl's configuration, checked before Ray starts. Works on plain mappings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from verl_entropy import config, registry
+from verl_entropy.config import ConfigError
+from verl_entropy.plan import Plan
+
+ENGINE_VENDORS = ("nvidia", "amd", "cpu")
+"""Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
+
+# Estimators of verl whose advantage compares the rollouts of one prompt.
+GROUP_BASES = ("grpo", "rloo", "opo", "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo")
+
+
+def _get(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    node: Any = raw
+    for part in path.split("."):
+        if not isinstance(node, Mapping) or part not in node or node[part] is None:
+            return default
+        node = node[part]
+    return node
+
+
+def _lora_rank(raw: Mapping[str, Any]) -> int:
+    model = _get(raw, "actor_rollout_ref.model", {})
+    return int(_get(model, "lora.rank", 0) or _get(model, "lora_rank", 0) or 0)
+
+
+def uses_engine(plan: Plan) -> bool:
+    """Whether the plan needs our training engine (head, log-prob pass, global counts)."""
+    return plan.seal is not None or plan.regularizer is not None or plan.loss is not None or plan.entropy.log_probs != "verl"
+
+
+def _check_presets(plan: Plan) -> None:
+    taken: dict[str, str] = {}
+    for name in plan.entropy.presets:
+        kinds = [a.kind for a in registry.ALGORITHMS if a.name == name and a.kind != "transform"]
+        for kind in kinds:
+            if kind in taken:
+                raise ConfigError(
+                    f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them."
+                )
+            taken[kind] = name
+
+
+def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
+    if not _get(raw, "trainer.use_v1", True):
+        raise ConfigError("trainer.use_v1=False: verl-entropy feeds verl's V1 trainer only. Set trainer.use_v1=True.")
+    strategy = _get(raw, "actor_rollout_ref.actor.strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={strategy}: verl-entropy's loss side runs on fsdp and fsdp2. "
+            "Set actor_rollout_ref.actor.strategy=fsdp2."
+        )
+    vendor = os.environ.get("VERL_ENGINE_VENDOR")
+    if vendor and vendor not in ENGINE_VENDORS and uses_engine(plan):
+        raise ConfigError(
+            f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
+            f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
+        )
+    if _get(raw, "distillation.enabled", False) and (plan.loss or plan.regularizer or plan.seal):
+        raise ConfigError("distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use.")
+
+
+def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:
+    bypass = _get(raw, "algorithm.rollout_correction.bypass_mode", False)
+    entropy_users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
+    if bypass and entropy_users:
+        raise ConfigError(
+            f"algorithm.rollout_correction.bypass_mode=True skips the old-log-prob pass, whose entropy {', '.join(entropy_users)} "
+            "needs. Set algorithm.rollout_correction.bypass_mode=False."
+        )
+    n = int(_get(raw, "actor_rollout_ref.rollout.n", 1))
+    group_users = [c.name for c in plan.choices if "group" in c.algorithm.needs]
+    if plan.base in GROUP_BASES and plan.base not in group_users:
+        group_users.append(plan.base)
+    if n < 2 and group_users:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={n}: {', '.join(group_users)} compares rollouts of one prompt, and a group of one has "
+            "nothing to compare with. Set actor_rollout_ref.rollout.n=8 (the papers' group size)."
+        )
+
+
+def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
+    coeff = float(_get(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
+    if plan.regularizer is not None and coeff != 0.0:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.entropy_coeff={coeff}: {config.POLICY_LOSS_PATH}.regularizer={plan.regularizer.name} owns "
+            "the entropy term, and two would add up. Set actor_rollout_ref.actor.entropy_coeff=0."
+        )
+    needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
+    if _get(raw, "actor_rollout_ref.model.use_fused_kernels", False) and needs_logits:
+        raise ConfigError(
+            "actor_rollout_ref.model.use_fused_kernels=True: the fused head returns bf16 entropy and no logits or hidden "
+            "states. Set actor_rollout_ref.model.use_fused_kernels=False."
+        )
+
+
+def _check_head(plan: Plan, raw: Mapping[str, Any]) -> None:
+    if plan.seal is None:
+        return
+    rank = _lora_rank(raw)
+    if rank > 0:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_rank={rank}: the SEAL head is not trained under LoRA yet (the adapter owns which "
+            "parameters train and which are saved). Set actor_rollout_ref.model.lora_rank=0, or leave the head out."
+        )
+    sp = int(_get(raw, "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", 1) or 1)
+    sp = max(sp, int(_get(raw, "actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1) or 1))
+    if sp > 1:
+        raise ConfigError(
+            f"ulysses_sequence_parallel_size={sp}: the SEAL head reads whole sequences, and a shard has a part. Set it to 1."
+        )
+
+
+def check(plan: Plan, raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError on the first thing that would make the run fail later or do nothing in silence."""
+    _check_presets(plan)
+    _check_trainer(plan, raw)
+    _check_advantages(plan, raw)
+    _check_loss(plan, raw)
+    _check_head(plan, raw)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verl symbols this package relies on, per supported version, and a check that reads verl's source without importing it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+SUPPORTED = ("0.9.0", "0.9.1")
+"""Versions whose every symbol below was checked. Another 0.9.x is accepted when no symbol is missing."""
+
+SERIES = "0.9."
+
+# module -> {qualified name: parameters that must be there (None: any)}
+SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
+    "verl.utils.config": {
+        "validate_config": ("config", "use_reference_policy", "use_critic"),
+        "omega_conf_to_dataclass": ("config",),
+    },
+    "verl.trainer.ppo.core_algos": {
+        "register_adv_est": ("name_or_enum",),
+        "register_policy_loss": ("name",),
+        "ADV_ESTIMATOR_REGISTRY": None,
+        "POLICY_LOSS_REGISTRY": None,
+        "agg_loss": ("loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size"),
+        "compute_policy_loss_vanilla": ("old_log_prob", "log_prob", "advantages", "response_mask"),
+    },
+    "verl.trainer.ppo.v1.trainer_base": {
+        "compute_advantage_for_multi_trajectories": None,  # imported by name: the global that we rebind
+        "PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
+        "PPOTrainer._update_actor": ("self", "batch", "metrics"),
+        "PPOTrainer._save_checkpoint": ("self",),
+        "PPOTrainer._load_checkpoint": ("self",),
+    },
+    "verl.trainer.ppo.v1.utils": {
+        "compute_advantage_for_multi_trajectories": ("data", "batch_keys", "adv_estimator", "config"),
+    },
+    "verl.workers.engine_workers": {
+        "ppo_loss": None,  # imported by name: the global that we rebind
+        "ActorRolloutRefWorker.init_model": ("self",),
+    },
+    "verl.workers.utils.losses": {"ppo_loss": ("config", "model_output", "data", "dp_group")},
+    "verl.workers.engine.base": {
+        "EngineRegistry.register": ("model_type", "backend", "device", "vendor"),
+        "EngineRegistry.get_engine_cls": ("model_type", "backend"),
+    },
+    "verl.workers.engine.fsdp.transformer_impl": {
+        "FSDPEngine._build_module": ("self",),
+        "FSDPEngine.forward_backward_batch": ("self", "data", "loss_function", "forward_only"),
+        "FSDPEngine.get_per_tensor_param": ("self",),
+        "FSDPEngine.get_per_tensor_param_shard": ("self",),
+        "FSDPEngine._gather_and_unpad_packed": ("self", "tensor", "pad_size"),
+        "FSDPEngineWithLMHead.prepare_model_inputs": ("self", "micro_batch"),
+        "FSDPEngineWithLMHead.prepare_model_outputs": (
+            "self",
+            "output",
+            "output_args",
+            "micro_batch",
+            "logits_processor_func",
+        ),
+    },
+    "verl.workers.config.actor": {"PolicyLossConfig": None, "FSDPActorConfig": None},
+    "verl.workers.config.engine": {"FSDPEngineConfig": None},
+    "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
+    "verl.utils.metric.utils": {"Metric.aggregate_dp": None, "AggregationType": None},
+}
+
+
+@cache
+def verl_version() -> str | None:
+    """Version of the installed distribution called verl (verl-agent's has the same name), or None."""
+    try:
+        return importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _source(module: str) -> str | None:
+    root = importlib.util.find_spec("verl")
+    if root is None or not root.submodule_search_locations:
+        return None
+    base = Path(next(iter(root.submodule_search_locations)), *module.split(".")[1:])
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return None
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    a = node.args
+    return {p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)} | ({"**"} if a.kwarg else set())
+
+
+def _names(tree: ast.Module) -> dict[str, set[str] | None]:
+    """Top-level names and ``Class.method`` names of a module, with the parameters of functions."""
+    names: dict[str, set[str] | None] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names[prefix + node.name] = _parameters(node)
+            elif isinstance(node, ast.ClassDef):
+                names[prefix + node.name] = None
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    names[prefix + (alias.asname or alias.name)] = None
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(target, ast.Name):
+                        names[prefix + target.id] = None
+            elif isinstance(node, ast.If | ast.Try):
+                visit(node.body, prefix)
+                visit(node.orelse, prefix)
+
+    visit(tree.body, "")
+    return names
+
+
+def missing_symbols(modules: list[str] | None = None) -> list[str]:
+    """Names from ``SYMBOLS`` that the installed verl lacks, each with what is wrong; empty if all are there."""
+    problems = []
+    for module, wanted in SYMBOLS.items():
+        if modules is not None and module not in modules:
+            continue
+        source = _source(module)
+        if source is None:
+            problems.append(f"{module} (no such module)")
+            continue
+        names = _names(ast.parse(source))
+        for name, parameters in wanted.items():
+            if name not in names:
+                problems.append(f"{module}.{name}")
+            elif parameters and names[name] is not None:
+                lacking = [p for p in parameters if p not in names[name]]
+                if lacking and "**" not in names[name]:
+                    problems.append(f"{module}.{name} (parameter {', '.join(lacking)})")
+    return problems
+
+
+def unsupported_reason() -> str | None:
+    """Why the installed verl cannot be extended, or None if it can. Reads source only for versions not in SUPPORTED."""
+    version = verl_version()
+    if version is None:
+        return "verl is not installed; install it (pip install 'verl==0.9.1') beside verl-entropy"
+    if version in SUPPORTED:
+        return None
+    missing = missing_symbols()
+    wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x"
+    if missing:
+        return f"verl {version} lacks {'; '.join(missing)}. {wanted}"
+    if not version.startswith(SERIES):
+        return f"verl {version} has every symbol that is needed but was never tested. {wanted}"
+    return None

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's part: read the plan, check it and prepare verl's configuration before Ray starts."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_entropy import checks, compat, plan, plugin
+from verl_entropy.config import ConfigError
+
+ACTOR = "verl_entropy.glue.configs.EntropyFSDPActorConfig"
+POLICY_LOSS = "verl_entropy.glue.configs.EntropyPolicyLossConfig"
+ENGINE = "verl_entropy.glue.configs.EntropyFSDPEngineConfig"
+_STOCK = {
+    ACTOR: ("verl.workers.config.FSDPActorConfig", "verl.workers.config.actor.FSDPActorConfig"),
+    POLICY_LOSS: ("verl.workers.config.PolicyLossConfig", "verl.workers.config.actor.PolicyLossConfig"),
+    ENGINE: ("verl.workers.config.FSDPEngineConfig", "verl.workers.config.engine.FSDPEngineConfig"),
+}
+
+
+def read_plan(config: DictConfig) -> plan.Plan:
+    """The plan of verl's configuration."""
+    return plan.read(_plain(config))
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """The parts that the checks read, as plain containers. Missing values (???) and unset interpolations stay as they are."""
+    parts = {k: config[k] for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation") if k in config}
+    return {k: OmegaConf.to_container(v, resolve=True, throw_on_missing=False) for k, v in parts.items()}
+
+
+def _retarget(node: DictConfig, target: str, path: str) -> None:
+    current = node.get("_target_")
+    if current == target:
+        return
+    if current is not None and current not in _STOCK[target]:
+        raise ConfigError(
+            f"{path}._target_={current}: verl-entropy's settings need {target}. Make your class a subclass of it and set "
+            f"{path}._target_ to your class only when no entropy setting is chosen, or remove {path}._target_."
+        )
+    node["_target_"] = target
+
+
+def _check_names(chosen: plan.Plan) -> None:
+    """The base and the loss must be registered by now; names of ours must really be ours."""
+    from verl.trainer.ppo import core_algos
+
+    from verl_entropy.glue import registration
+
+    if chosen.base not in core_algos.ADV_ESTIMATOR_REGISTRY:
+        known = ", ".join(sorted(core_algos.ADV_ESTIMATOR_REGISTRY))
+        raise ConfigError(f"algorithm.adv_estimator={chosen.base}: not registered. Known: {known}.")
+    if chosen.loss_mode not in core_algos.POLICY_LOSS_REGISTRY:
+        known = ", ".join(sorted(core_algos.POLICY_LOSS_REGISTRY))
+        raise ConfigError(f"actor_rollout_ref.actor.policy_loss.loss_mode={chosen.loss_mode}: not registered. Known: {known}.")
+    for choice in (chosen.estimator, chosen.loss):
+        if choice is not None and choice.name in registration.REFUSED:
+            raise ConfigError(
+                f"{choice.algorithm.key}: {registration.REFUSED[choice.name]} registered that name before verl-entropy did. "
+                "Remove or rename the other one (VERL_USE_EXTERNAL_MODULES, VERL_USE_EXTERNAL_PLUGINS)."
+            )
+
+
+def prepare(config: DictConfig) -> plan.Plan | None:
+    """Check ``config`` and set what the chosen methods need; None, and nothing touched, if nothing of ours is chosen."""
+    chosen = read_plan(config)
+    if not chosen.active:
+        return None
+    checks.check(chosen, _plain(config))
+    _check_names(chosen)
+    arr = config.actor_rollout_ref
+    with open_dict(config):
+        _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
+        _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")
+        for role in ("actor", "ref"):
+            if role not in arr or "fsdp_config" not in arr[role]:
+                continue
+            _retarget(arr[role].fsdp_config, ENGINE, f"actor_rollout_ref.{role}.fsdp_config")
+            arr[role].fsdp_config.log_probs = chosen.entropy.log_probs
+        if chosen.seal is not None:
+            arr.actor.fsdp_config.seal = OmegaConf.to_container(arr.actor.seal, resolve=True)
+        if "grad_entropy" in chosen.needs:
+            arr.actor.calculate_entropy = True
+    return chosen
+
+
+def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:
+    """Lines that say what the run does about entropy, printed once at start."""
+    actor = config.actor_rollout_ref.actor
+    head = f"verl {compat.verl_version()}, effective entropy_coeff {actor.entropy_coeff}, "
+    owner = f"entropy term owned by {chosen.regularizer.name}" if chosen.regularizer else "no regularizer"
+    return [head + owner, *chosen.describe()]
+
+
+def wrap(module: ModuleType) -> None:
+    """Make ``verl.utils.config.validate_config`` read our settings first."""
+    original = module.validate_config
+
+    @functools.wraps(original)
+    def validate_config(config, *args, **kwargs):
+        try:
+            chosen = prepare(config)
+        except ConfigError as error:
+            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        original(config, *args, **kwargs)
+        if chosen is not None:
+            for line in banner(chosen, config):
+                plugin.say(line)
+
+    module.validate_config = validate_config

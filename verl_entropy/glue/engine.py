@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's FSDP engine with the SEAL head inside the root module and one fp32 pass for log-probs and entropy.
+
+The class is registered for vendors of verl's platforms, which verl looks up before its own class. Without settings of ours
+every method defers to verl's.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_device_name
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from verl_entropy import checks, plugin
+from verl_entropy.glue.configs import EntropyFSDPEngineConfig
+from verl_entropy.glue.trainer_keys import NUM_ROWS
+from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.seal.head import SealHead
+
+HEAD = "seal_head"
+"""Name of the head inside the root module, and prefix of its parameters."""
+
+
+@dataclass
+class CausalLMOutputWithSeal(CausalLMOutputWithPast):
+    """The model's output plus the head's logits (N,), one per trained response token in row order."""
+
+    seal_logits: torch.FloatTensor | None = None
+
+
+def has_flash_cross_entropy() -> bool:
+    """Whether verl's log-probs use flash-attn's kernel (else they are a Python loop over rows)."""
+    from verl.utils import torch_functional
+
+    return bool(torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE)
+
+
+def attach_head(module: torch.nn.Module, head: SealHead, capture: dict) -> None:
+    """Put ``head`` into ``module`` and its logits into the output, for positions given as ``seal_positions``."""
+    module.add_module(HEAD, head)
+    # Its own FSDP unit: own flat parameter and optimiser entry, so that it can be cut out of a checkpoint.
+    module._no_split_modules = [*(module._no_split_modules or []), type(head).__name__]
+    module.get_decoder().register_forward_hook(lambda _, __, output: capture.__setitem__("hidden", output[0]))
+    inner = module.forward
+
+    @functools.wraps(inner)
+    def forward(*args, seal_positions=None, **kwargs):
+        output = inner(*args, **kwargs)
+        hidden = capture.pop("hidden", None)
+        if seal_positions is None:
+            return output
+        states_ND = hidden.reshape(-1, hidden.shape[-1])[seal_positions]
+        logits_N = getattr(module, HEAD)(states_ND)
+        return CausalLMOutputWithSeal(
+            loss=output.loss,
+            logits=output.logits,
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+            seal_logits=logits_N,
+        )
+
+    module.forward = forward
+
+
+def _lengths(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return micro_batch["prompts"].offsets().diff(), micro_batch["responses"].offsets().diff()
+
+
+def response_positions(micro_batch, packed: bool, shift: int, trained_only: bool) -> torch.Tensor:
+    """Flat indices into the model's (rows x width) or packed token axis, for response tokens in row order.
+
+    ``shift`` -1 gives the position that predicts the token, 0 the token's own; ``trained_only`` keeps tokens of the loss mask.
+    """
+    prompt_R, response_R = _lengths(micro_batch)
+    length_R = prompt_R + response_R
+    width, number = int(response_R.max()), prompt_R.shape[0]
+    if packed:
+        start_R = length_R.cumsum(0) - length_R
+    else:
+        start_R = torch.arange(number, device=length_R.device) * length_R.max()
+    t_T = torch.arange(width, device=length_R.device)
+    index_RT = (start_R + prompt_R + shift).unsqueeze(1) + t_T
+    keep_RT = t_T < response_R.unsqueeze(1)
+    if trained_only:
+        mask = micro_batch["loss_mask"]
+        keep_RT = keep_RT & torch.nested.to_padded_tensor(mask, padding=0, output_size=(number, width)).bool()
+    return index_RT[keep_RT]
+
+
+class EntropyEngineMixin:
+    """Head, log-prob pass and global counts; mixed into an FSDP language-model engine."""
+
+    @property
+    def _ours(self) -> bool:
+        return isinstance(self.engine_config, EntropyFSDPEngineConfig)
+
+    @functools.cached_property
+    def _seal(self):
+        """Settings of the head; None without one and for the reference model."""
+        if not self._ours or self.engine_config.forward_only:
+            return None
+        return self.engine_config.seal_settings()
+
+    @functools.cached_property
+    def _chunked(self) -> bool:
+        """Whether log-probs and entropy come from our pass; says so once."""
+        if not self._ours or self.engine_config.log_probs == "verl":
+            return False
+        chosen = self.engine_config.log_probs == "chunked" or not has_flash_cross_entropy()
+        if chosen and self.rank == 0:
+            why = "as configured" if self.engine_config.log_probs == "chunked" else "flash-attn's cross-entropy is missing"
+            plugin.say(f"log-probs and entropy: one chunked fp32 pass over response tokens ({why})")
+        return chosen
+
+    # ---- head -------------------------------------------------------------------------------------------------
+
+    def _build_module(self):
+        module = super()._build_module()
+        if self._seal is not None:
+            s = self._seal
+            head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
+            dtype = next(module.parameters()).dtype
+            attach_head(module, head.to(dtype), {})
+        return module
+
+    def prepare_model_inputs(self, micro_batch):
+        model_inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if self._seal is not None and torch.is_grad_enabled():
+            packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+            shift = -1 if self._seal.hidden_shift == "predicting" else 0
+            model_inputs["seal_positions"] = response_positions(micro_batch, packed, shift, trained_only=True)
+        return model_inputs, output_args
+
+    def get_per_tensor_param(self, **kwargs):
+        parameters, peft = super().get_per_tensor_param(**kwargs)
+        return _without_head(parameters), peft
+
+    def get_per_tensor_param_shard(self, **kwargs):
+        parameters, peft = super().get_per_tensor_param_shard(**kwargs)
+        return _without_head(parameters), peft
+
+    # ---- outputs ----------------------------------------------------------------------------------------------
+
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        if self._chunked and not _needs_stock_outputs(micro_batch):
+            model_output = self._chunked_outputs(output, output_args, micro_batch)
+        else:
+            model_output = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+        if isinstance(output, CausalLMOutputWithSeal):
+            model_output["seal_logits"] = output.seal_logits
+        return model_output
+
+    def _chunked_outputs(self, output, output_args, micro_batch):
+        """Log-probs and entropy of response tokens; other positions, which no loss reads, are zero."""
+        with_entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
+        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+        offsets = micro_batch["input_ids"].offsets()
+        logits = output.logits
+        vocabulary = logits.shape[-1]
+        labels = output_args["input_ids_rmpad_rolled"]
+        sharded = packed and self.use_ulysses_sp
+        if packed:
+            temperature = output_args["temperature_rmpad"]
+        else:
+            temperature = output_args["temperature"].repeat_interleave(offsets.diff())
+        if sharded:
+            # A shard of the packed sequence: every token of it, then gathered, as verl does.
+            lp, h = log_probs_and_entropy(logits.squeeze(0), labels, _scale(output_args, temperature), with_entropy=with_entropy)
+            lp = self._gather_and_unpad_packed(lp, output_args["pad_size"])
+            h = self._gather_and_unpad_packed(h, output_args["pad_size"]) if with_entropy else None
+        else:
+            where_in = response_positions(micro_batch, packed, -1, trained_only=False)
+            where_out = where_in if packed else response_positions(micro_batch, True, -1, trained_only=False)
+            scale = _scale(output_args, temperature)
+            scale = scale if scale is None else scale[where_out]
+            lp_N, h_N = log_probs_and_entropy(
+                logits.reshape(-1, vocabulary)[where_in], labels[where_out], scale, with_entropy=with_entropy
+            )
+            total = int(offsets[-1])
+            lp = lp_N.new_zeros(total).index_put((where_out,), lp_N)
+            h = lp_N.new_zeros(total).index_put((where_out,), h_N) if with_entropy else None
+        model_output = {"log_probs": torch.nested.nested_tensor_from_jagged(lp, offsets)}
+        if with_entropy:
+            model_output["entropy"] = torch.nested.nested_tensor_from_jagged(h, offsets)
+        return model_output
+
+    # ---- counts -----------------------------------------------------------------------------------------------
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        if self._ours and loss_function is not None:
+            mask = data["loss_mask"]
+            starts, ends = mask.offsets()[:-1], mask.offsets()[1:]
+            running = torch.nn.functional.pad(mask.values().cumsum(0), (1, 0))
+            rows = (running[ends] > running[starts]).sum().to(get_device_id())
+            torch.distributed.all_reduce(rows, group=self.get_data_parallel_group())
+            tu.assign_non_tensor(data, **{NUM_ROWS: rows.item()})
+        return super().forward_backward_batch(data, loss_function, forward_only)
+
+
+def _scale(output_args, temperature):
+    return None if output_args["temperature_is_one"] else temperature
+
+
+def _needs_stock_outputs(micro_batch) -> bool:
+    """Outputs that only verl's path gives: fused kernels, distillation, sum of squared probabilities."""
+    flags = ("use_fused_kernels", "distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
+    return any(tu.get_non_tensor_data(data=micro_batch, key=flag, default=False) for flag in flags)
+
+
+def _without_head(parameters):
+    """The stream of weights for the rollout engine, which has no head."""
+    return (entry for entry in parameters if f"{HEAD}." not in entry[0])
+
+
+class EntropyFSDPEngineWithLMHead(EntropyEngineMixin, FSDPEngineWithLMHead):
+    """verl's FSDPEngineWithLMHead with ``EntropyEngineMixin``."""
+
+
+def register() -> None:
+    """Register for the vendors of verl's CUDA platforms, and on CPU when that platform is chosen."""
+    if get_device_name() == "cpu":
+        from verl_entropy.cpu import engine as cpu_engine
+
+        cpu_engine.register_engines(EntropyFSDPEngineWithLMHead)
+        return
+    EngineRegistry.register(
+        model_type="language_model",
+        backend=["fsdp", "fsdp2"],
+        device="cuda",
+        vendor=[v for v in checks.ENGINE_VENDORS if v != "cpu"],
+    )(EntropyFSDPEngineWithLMHead)

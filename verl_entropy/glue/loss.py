@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss side, in the training workers: ``verl.workers.engine_workers.ppo_loss`` with a context, a regulariser and the head.
+
+verl's ``ppo_loss`` runs unchanged (surrogate, KL, its own entropy term); what we add is normalised by the counts of the global
+mini-batch and multiplied by the data-parallel size, as verl's ``agg_loss`` does for FSDP, so that values and gradients do not
+depend on how rows are split.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import torch
+
+from verl_entropy.glue import loss_side
+from verl_entropy.glue.context import LossContext, use_loss
+from verl_entropy.glue.trainer_keys import NUM_ROWS, WORKER_INFO
+from verl_entropy.plan import Plan
+
+_plans: dict[int, tuple[object, Plan]] = {}
+
+
+def _plan(config) -> Plan | None:
+    """The loss plan of an actor configuration of ours (parsed once), or None for a stock one."""
+    from verl_entropy.glue.configs import EntropyFSDPActorConfig
+
+    if not isinstance(config, EntropyFSDPActorConfig):
+        return None
+    kept = _plans.get(id(config))
+    if kept is None or kept[0] is not config:
+        kept = _plans[id(config)] = (config, config.loss_plan())
+    return kept[1]
+
+
+def response_RT(values: torch.Tensor, data, width: int) -> torch.Tensor:
+    """Model output of the full sequences (nested, or packed (tokens,)) as a padded response tensor (R, width).
+
+    Position t holds the output at the token before response token t, as verl's ``no_padding_2_padding``; one gather, no loop.
+    """
+    flat = values.values() if values.is_nested else values
+    prompt_R, response_R = data["prompts"].offsets().diff(), data["responses"].offsets().diff()
+    end_R = (prompt_R + response_R).cumsum(0)
+    t_T = torch.arange(width, device=flat.device)
+    index_RT = (end_R - response_R - 1).unsqueeze(1) + t_T
+    inside_RT = t_T < response_R.unsqueeze(1)
+    return torch.where(inside_RT, flat[index_RT.clamp(0, flat.shape[0] - 1)], 0.0)
+
+
+def _padded(data, key: str, width: int) -> torch.Tensor:
+    nested = data[key]
+    return torch.nested.to_padded_tensor(nested, padding=0, output_size=(nested.size(0), width))
+
+
+def _context(plan: Plan, model_output, data) -> LossContext:
+    width = int(data["responses"].offsets().diff().max())
+    mask_RT = _padded(data, "response_mask", width).bool()
+    entropy = model_output.get("entropy")
+    info = data[WORKER_INFO] if WORKER_INFO in data.keys() else {}
+    return LossContext(
+        plan=plan,
+        micro_batch=data,
+        model_output=model_output,
+        entropy_RT=None if entropy is None else response_RT(entropy, data, width).float(),
+        mask_RT=mask_RT,
+        loss_mask_RT=_padded(data, "loss_mask", width).bool(),
+        num_tokens=float(data["batch_num_tokens"]),
+        num_rows=float(data[NUM_ROWS]),
+        dp_size=int(data["dp_size"]),
+        info=dict(info),
+    )
+
+
+def _metrics(ctx: LossContext) -> dict:
+    """Exact global means under any split: each micro-batch adds its share, ranks average what carries ``dp_size``."""
+    from verl.utils.metric.utils import AggregationType, Metric
+
+    metrics = {"verl_entropy/active": Metric(value=1.0, aggregation=AggregationType.MAX)}
+    scale = ctx.dp_size / max(ctx.num_tokens, 1.0)
+    for name, x_RT in ctx.token_means.items():
+        share = torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum() * scale
+        metrics[f"verl_entropy/{name}"] = Metric(value=share, aggregation=AggregationType.SUM)
+    return metrics
+
+
+def wrap(module: ModuleType) -> None:
+    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
+    original = module.ppo_loss
+
+    @functools.wraps(original)
+    def ppo_loss(config, model_output, data, dp_group=None):
+        plan = _plan(config)
+        if plan is None:
+            return original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+        ctx = _context(plan, model_output, data)
+        with use_loss(ctx):
+            loss, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+        for term in loss_side.extra_terms(ctx):
+            loss = loss + term
+        metrics.update(_metrics(ctx))
+        return loss, metrics
+
+    ppo_loss.verl_entropy = True
+    module.ppo_loss = ppo_loss
+
+
+def is_ours(function) -> bool:
+    """Whether ``function`` is the loss that ``wrap`` put in place."""
+    return getattr(function, "verl_entropy", False)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State between steps: histories and controllers. Kept by the driver, sent to the workers with each batch, saved as one JSON
+file beside verl's checkpoint (JSON writes a float's shortest exact form, so a resumed run continues bit-equal)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_entropy import __version__
+from verl_entropy.config import ALGORITHM_PATH, SEAL_PATH, ConfigError
+from verl_entropy.glue import advantage_side
+from verl_entropy.plan import Plan
+
+FILE = "verl_entropy.json"
+
+
+class Run:
+    """The plan of a run and the state of its methods."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.methods = advantage_side.stateful_methods(plan)
+
+    def advance(self, ctx) -> dict[str, Any]:
+        """What the workers need for this step; then the step's entropy enters the histories.
+
+        One source of the entropy estimate everywhere: the mean over the batch's trained tokens of the entropy that verl's
+        old-log-prob pass gives, before any update of this step.
+        """
+        info: dict[str, Any] = {"step": ctx.step}
+        entropy = batch_entropy(ctx)
+        if entropy is not None:
+            ctx.metrics["verl_entropy/entropy"] = entropy
+        for name, method in self.methods.items():
+            info[name] = method.step(ctx, entropy)
+        return info
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: method.state_dict() for name, method in self.methods.items()}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        for name, method in self.methods.items():
+            method.load_state_dict(values[name])
+
+
+def batch_entropy(ctx) -> float | None:
+    """Mean entropy over trained tokens in nats; None without an entropy pass or without tokens."""
+    if ctx.entropy_RT is None or not bool(ctx.mask_RT.any()):
+        return None
+    value = torch.where(ctx.mask_RT, ctx.entropy_RT, 0.0).double().sum() / ctx.mask_RT.sum()
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def step_folder(root: str, step: int) -> Path:
+    """verl's checkpoint folder of a step."""
+    return Path(root) / f"global_step_{step}"
+
+
+def resume_folder(trainer: dict[str, Any]) -> Path | None:
+    """The checkpoint folder that verl is going to load, or None (the rule of ``PPOTrainer._load_checkpoint``)."""
+    mode = trainer.get("resume_mode")
+    if mode == "resume_path":
+        return Path(trainer["resume_from_path"]).absolute()
+    if mode != "auto":
+        return None
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+    found = find_latest_ckpt_path(os.path.abspath(trainer["default_local_dir"]))
+    return None if found is None else Path(found)
+
+
+def save(run: Run, folder: Path, step: int) -> None:
+    """Write the state atomically, before verl marks the checkpoint as complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": __version__,
+        "step": step,
+        "head": None if run.plan.seal is None else {"layers": run.plan.seal.settings.layers},
+        "state": run.state_dict(),
+    }
+    temporary = folder / (FILE + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / FILE)
+
+
+def load(run: Run, folder: Path) -> None:
+    """Restore the state from ``folder``, or raise ConfigError with what is missing and the fix."""
+    path = folder / FILE
+    content: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not valid JSON ({error}). Resume from another checkpoint.") from None
+    _check_head(run.plan, content.get("head"), folder)
+    saved = content.get("state", {})
+    missing = [name for name in run.methods if name not in saved]
+    if missing and not run.plan.entropy.allow_missing_state:
+        raise ConfigError(
+            f"{folder}: the checkpoint has no state of {', '.join(missing)} (no or older {FILE}). Resume from a checkpoint that "
+            f"was written with the same methods, or set {ALGORITHM_PATH}.allow_missing_state=true to start it afresh."
+        )
+    for name in run.methods:
+        if name in saved:
+            run.methods[name].load_state_dict(saved[name])
+
+
+def _check_head(plan: Plan, saved: dict | None, folder: Path) -> None:
+    wanted = None if plan.seal is None else {"layers": plan.seal.settings.layers}
+    if wanted == saved:
+        return
+    if saved is None:
+        raise ConfigError(
+            f"{folder}: {SEAL_PATH} is set, but the checkpoint has no SEAL head. Start without resuming "
+            "(trainer.resume_mode=disable, actor_rollout_ref.model.path=<exported model>), or leave the head out."
+        )
+    if wanted is None:
+        raise ConfigError(
+            f"{folder}: the checkpoint has a SEAL head, and {SEAL_PATH} is not set. Set it, or remove the head with "
+            f"`verl-entropy strip-head {folder}`."
+        )
+    raise ConfigError(f"{folder}: the checkpoint's head has {saved}, the configuration asks for {wanted}. Make them equal.")

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advantage side, in the process of verl's V1 trainer (sync, colocate_async and separate_async share this code).
+
+``PPOTrainer._compute_advantage`` reads a fixed list of fields and calls the module global
+``compute_advantage_for_multi_trajectories``; both are wrapped: the first brings the trainer, batch and metrics, the second
+the padded data. The base estimator runs unchanged in between, then the transforms. State is kept beside verl's checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from verl_entropy import diagnostics_live
+from verl_entropy.config import ConfigError
+from verl_entropy.glue import advantage_side, context, driver, state
+from verl_entropy.glue.trainer_keys import PAD_UID, WORKER_INFO
+from verl_entropy.plan import Plan
+from verl_entropy.turns import Turns, build_turns
+
+
+@dataclass
+class Call:
+    """One call of ``_compute_advantage``."""
+
+    trainer: Any
+    batch: Any
+    metrics: dict
+    run: state.Run
+    columns: dict[str, torch.Tensor]
+    info: dict[str, Any]
+
+
+_call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
+
+
+def run_of(trainer: Any) -> state.Run:
+    """Plan and state of this trainer, read on first use."""
+    if "_verl_entropy_run" not in trainer.__dict__:
+        trainer._verl_entropy_run = state.Run(driver.read_plan(trainer.config))
+    return trainer._verl_entropy_run
+
+
+def _padded(nested: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nested.to_padded_tensor(nested, padding=0.0, output_size=(nested.size(0), width))
+
+
+def _turn_fields(extra_fields: list[dict], padding_R: np.ndarray) -> list[list[dict]] | None:
+    """Per row the environment's record of each turn, or None if the agent loop gives none."""
+    real = [row for row, pad in zip(extra_fields, padding_R, strict=True) if not pad]
+    if not real or not all("turns" in row for row in real):
+        return None
+    return [[] if pad else row["turns"] for row, pad in zip(extra_fields, padding_R, strict=True)]
+
+
+def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) -> list[bool]:
+    flags = [row.get("success") for row in extra_fields]
+    return [bool(s > threshold) if flag is None else bool(flag) for flag, s in zip(flags, score_R.tolist(), strict=True)]
+
+
+def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict], torch.Tensor]:
+    """Turns of a batch of verl, its extra fields, and the mask of trained tokens."""
+    width = data.batch["response_mask"].shape[1]
+    sessions, positions = zip(*((k.rsplit("_", 1)[0], int(k.rsplit("_", 1)[1])) for k in keys), strict=True)
+    uid_R = data.non_tensor_batch["uid"]
+    padding_R = np.array([str(u).startswith(PAD_UID) for u in uid_R])
+    extra = [dict(row) for row in rows["extra_fields"]]
+    score_R = data.batch["token_level_rewards"].float().sum(-1)
+    mask_RT = data.batch["response_mask"].bool()
+    turns = build_turns(
+        mask_RT,
+        group_R=list(uid_R),
+        trajectory_R=list(sessions),
+        position_R=list(positions),
+        padding_R=torch.as_tensor(padding_R),
+        score_R=score_R,
+        turn_fields=_turn_fields(extra, padding_R),
+        success_R=_success(extra, score_R, threshold),
+        spans_mask_RT=_padded(rows["response_mask"], width).bool(),
+    )
+    return turns, extra, mask_RT
+
+
+def _fetch(call: Call, keys: list[str]) -> Any:
+    import transfer_queue as tq
+
+    fields = ["entropy", "extra_fields", "response_mask"]
+    rows = tq.kv_batch_get(keys=list(keys), partition_id=call.batch.partition_id, select_fields=fields)
+    if "entropy" not in rows.keys() and "entropy" in call.run.plan.needs:
+        users = [c.name for c in call.run.plan.choices if "entropy" in c.algorithm.needs]
+        raise RuntimeError(
+            f"verl-entropy: {', '.join(users)} needs the entropy of the old-log-prob pass, and this batch has none. "
+            "Set algorithm.rollout_correction.bypass_mode=False."
+        )
+    return rows
+
+
+def _after_base(original, call: Call, data, batch_keys, args, kwargs):
+    """Base estimator, then transforms; fills the call's columns and worker info."""
+    rows = _fetch(call, batch_keys)
+    plan = call.run.plan
+    threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
+    turns, extra, mask_RT = rows_to_turns(data, rows, list(batch_keys), threshold)
+    entropy_RT = _padded(rows["entropy"], mask_RT.shape[1]).float() if "entropy" in rows.keys() else None
+    old_log_probs = data.batch["old_log_probs"].float() if "old_log_probs" in data.batch.keys() else None
+    ctx = context.AdvantageContext(
+        plan=plan,
+        step=int(call.trainer.global_steps),
+        total_steps=int(call.trainer.total_training_steps),
+        turns=turns,
+        mask_RT=mask_RT,
+        entropy_RT=entropy_RT,
+        old_log_probs_RT=old_log_probs,
+        fields={"extra_fields": extra, "keys": list(batch_keys)},
+    )
+    with context.use_advantage(ctx):
+        data = original(data, batch_keys, *args, **kwargs)
+    advantages, mask = advantage_side.apply_transforms(ctx, data.batch["advantages"])
+    if mask is not None:
+        data.batch["response_mask"] = data.batch["response_mask"] * mask
+        call.columns["response_mask"] = call.columns["loss_mask"] = data.batch["response_mask"]
+        ctx.mask_RT = data.batch["response_mask"].bool()
+    data.batch["advantages"] = advantages
+    call.columns.update(advantage_side.worker_columns(ctx))
+    call.info.update(call.run.advance(ctx))
+    call.metrics.update(ctx.metrics)
+    call.metrics.update(diagnostics_live.turn_metrics(ctx))
+    return data
+
+
+def _put_columns(call: Call, batch: Any) -> Any:
+    """Write our columns for the training workers into the queue."""
+    if not call.columns:
+        return batch
+    import transfer_queue as tq
+    from tensordict import TensorDict
+    from verl.workers.utils.padding import response_to_nested
+
+    lengths = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])["responses"]
+    fields = {k: response_to_nested(v, lengths) if v.dim() == 2 else v for k, v in call.columns.items()}
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )
+
+
+def _check_active(run: state.Run, metrics: dict) -> None:
+    """The first update must show that our code ran in the training workers."""
+    if run.plan.active and "verl_entropy/active" not in metrics:
+        raise RuntimeError(
+            "verl-entropy: the training workers did not report verl_entropy/active, so the chosen settings did nothing there. "
+            "Install verl-entropy on every node and set VERL_USE_EXTERNAL_PLUGINS=auto."
+        )
+
+
+def wrap(module: ModuleType) -> None:
+    """Wrap the four seams of ``verl.trainer.ppo.v1.trainer_base``."""
+    trainer_cls = module.PPOTrainer
+    original_global = module.compute_advantage_for_multi_trajectories
+    original_advantage = trainer_cls._compute_advantage
+    original_update = trainer_cls._update_actor
+    original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
+
+    @functools.wraps(original_global)
+    def compute_advantage_for_multi_trajectories(data, batch_keys, *args, **kwargs):
+        call = _call.get()
+        if call is None:
+            return original_global(data, batch_keys, *args, **kwargs)
+        return _after_base(original_global, call, data, batch_keys, args, kwargs)
+
+    @functools.wraps(original_advantage)
+    def _compute_advantage(self, batch, metrics):
+        run = run_of(self)
+        if not run.plan.active:
+            return original_advantage(self, batch, metrics)
+        call = Call(self, batch, metrics, run, {}, {})
+        token = _call.set(call)
+        try:
+            batch = original_advantage(self, batch, metrics)
+        finally:
+            _call.reset(token)
+        batch = _put_columns(call, batch)
+        batch.extra_info[WORKER_INFO] = call.info
+        return batch
+
+    @functools.wraps(original_update)
+    def _update_actor(self, batch, metrics):
+        run = run_of(self)
+        batch = original_update(self, batch, metrics)
+        if run.plan.active:
+            prefix = "actor/verl_entropy/"
+            for key in [k for k in metrics if k.startswith(prefix)]:
+                metrics[key.removeprefix("actor/")] = metrics.pop(key)
+            _check_active(run, metrics)
+        return batch
+
+    @functools.wraps(original_save)
+    def _save_checkpoint(self):
+        run = run_of(self)
+        if run.plan.active:
+            folder = state.step_folder(self.config.trainer.default_local_dir, self.global_steps)
+            state.save(run, folder, int(self.global_steps))
+        return original_save(self)
+
+    @functools.wraps(original_load)
+    def _load_checkpoint(self):
+        run = run_of(self)
+        folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
+        if folder is not None:
+            try:
+                state.load(run, folder)
+            except ConfigError as error:
+                raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        return original_load(self)
+
+    module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
+    trainer_cls._compute_advantage = _compute_advantage
+    trainer_cls._update_actor = _update_actor
+    trainer_cls._save_checkpoint = _save_checkpoint
+    trainer_cls._load_checkpoint = _load_checkpoint
+
+
+def plan_of(trainer: Any) -> Plan:
+    """The plan of a trainer."""
+    return run_of(trainer).plan

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which piece of glue waits for which verl module. Everything that touches verl is under ``verl_entropy.glue``.
+
+    verl.utils.config                          check the configuration before Ray starts          driver.py
+    verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
+    verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py
+    verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
+    verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
+    verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+
+def _config(module: ModuleType) -> None:
+    from verl_entropy.glue import driver
+
+    driver.wrap(module)
+
+
+def _core_algos(module: ModuleType) -> None:
+    from verl_entropy.glue import registration
+
+    registration.register(module)
+
+
+def _trainer_base(module: ModuleType) -> None:
+    from verl_entropy.glue import trainer
+
+    trainer.wrap(module)
+
+
+def _engine_workers(module: ModuleType) -> None:
+    from verl_entropy.glue import loss
+
+    loss.wrap(module)
+
+
+def _fsdp(module: ModuleType) -> None:
+    from verl_entropy.glue import engine
+
+    engine.register()
+
+
+def _agent_loop(module: ModuleType) -> None:
+    import verl_entropy.agent
+
+    verl_entropy.agent.register()
+
+
+CALLBACKS = {
+    "verl.utils.config": _config,
+    "verl.trainer.ppo.core_algos": _core_algos,
+    "verl.trainer.ppo.v1.trainer_base": _trainer_base,
+    "verl.workers.engine_workers": _engine_workers,
+    "verl.workers.engine.fsdp.transformer_impl": _fsdp,
+    "verl.experimental.agent_loop.agent_loop": _agent_loop,
+}
