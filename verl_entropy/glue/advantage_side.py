@@ -12,7 +12,9 @@ from verl_entropy.estimators.loop import loop
 from verl_entropy.glue.context import AdvantageContext
 from verl_entropy.plan import Plan
 from verl_entropy.regularizers import epo
+from verl_entropy.seal.loss import mixed_group_weight, success_label
 from verl_entropy.transforms.aem import aem
+from verl_entropy.turns import nested_token_weight
 
 # ----------------------------------------------------------------------------- estimators
 
@@ -77,38 +79,17 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
 # ----------------------------------------------------------------------------- columns for the workers
 
 
-def nested_mean_weights(ctx: AdvantageContext) -> torch.Tensor:
-    """Token weights (R, T) whose weighted token-mean is the mean over trajectories of turns of tokens.
-
-        w_t = N / (J K_j L_k)   for token t of turn k of trajectory j; the weights average to one over the N tokens
-    """
-    turns = ctx.turns
-    turns_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories).clamp(min=1)
-    per_turn_K = 1.0 / (turns.num_trajectories * turns_J[turns.trajectory_K] * turns.lengths_K.clamp(min=1))
-    return turns.to_tokens(per_turn_K.float() * turns.lengths_K.sum())
-
-
-def _uniform_group_weight(ctx: AdvantageContext) -> torch.Tensor:
-    """1 for rows of groups that hold both classes, else 0, per token."""
-    turns = ctx.turns
-    share = torch.zeros(turns.num_groups, device=turns.device)
-    share.index_add_(0, turns.group_J, turns.success_J.float())
-    size = torch.bincount(turns.group_J, minlength=turns.num_groups)
-    mixed_P = (share > 0) & (share < size)
-    return turns.to_tokens(mixed_P[turns.group_K].float())
-
-
 def worker_columns(ctx: AdvantageContext) -> dict[str, torch.Tensor]:
     """Fields that regulariser and head need in the training workers; names start with ``verl_entropy_``."""
     columns: dict[str, torch.Tensor] = {}
     turns = ctx.turns
     if ctx.plan.seal is not None:
-        columns["verl_entropy_label"] = turns.to_tokens(turns.success_J[turns.trajectory_K].float())
+        columns["verl_entropy_label"] = success_label(turns).float()
         if ctx.plan.seal.settings.skip_uniform_groups:
-            columns["verl_entropy_head_weight"] = _uniform_group_weight(ctx)
+            columns["verl_entropy_head_weight"] = mixed_group_weight(turns)
     if ctx.plan.regularizer is not None and ctx.plan.regularizer.name == "epo":
         if ctx.plan.regularizer.settings.aggregation == "nested-mean":
-            columns["verl_entropy_token_weight"] = nested_mean_weights(ctx)
+            columns["verl_entropy_token_weight"] = nested_token_weight(turns)
         if ctx.plan.regularizer.settings.history == "turn":
             columns["verl_entropy_turn"] = turns.to_tokens(turns.index_K.float())
     return columns

@@ -8,7 +8,7 @@ import torch
 from verl_entropy.glue.context import LossContext
 from verl_entropy.numerics import aggregate
 from verl_entropy.regularizers.epo import epo_regularizer
-from verl_entropy.seal.loss import seal_loss
+from verl_entropy.seal.loss import seal_loss, seal_parts
 
 
 def _column(ctx: LossContext, name: str) -> torch.Tensor:
@@ -18,10 +18,15 @@ def _column(ctx: LossContext, name: str) -> torch.Tensor:
 
 
 def _aggregate(ctx: LossContext, x_RT: torch.Tensor, mode: str) -> torch.Tensor:
-    if mode == "nested-mean":
-        x_RT, mode = x_RT * _column(ctx, "verl_entropy_token_weight"), "token-mean"
+    weight_RT = _column(ctx, "verl_entropy_token_weight") if mode == "nested-mean" else None
     return aggregate(
-        x_RT, ctx.mask_RT, mode, num_tokens=ctx.num_tokens, num_rows=ctx.num_rows, dp_size=ctx.dp_size
+        x_RT,
+        ctx.mask_RT,
+        mode,
+        num_tokens=ctx.num_tokens,
+        num_rows=ctx.num_rows,
+        dp_size=ctx.dp_size,
+        weight=weight_RT,
     )
 
 
@@ -32,9 +37,9 @@ def _hbar(ctx: LossContext, hbar):
     """Corridor centre as a number, or per token when the history is kept by turn index."""
     if not isinstance(hbar, list):
         return hbar
-    table = torch.tensor(hbar, dtype=torch.float32, device=ctx.mask_RT.device)
-    turn_RT = _column(ctx, "verl_entropy_turn").long().clamp(max=len(hbar) - 1)
-    return table[turn_RT]
+    # Turn indices that no earlier step reached have no corridor (NaN).
+    table = torch.tensor([*hbar, float("nan")], dtype=torch.float32, device=ctx.mask_RT.device)
+    return table[_column(ctx, "verl_entropy_turn").long().clamp(max=len(hbar))]
 
 
 def _epo(ctx: LossContext, s) -> torch.Tensor:
@@ -76,12 +81,11 @@ def _seal(ctx: LossContext, s) -> torch.Tensor:
     mask_RT = ctx.loss_mask_RT
     logits_RT = torch.zeros(mask_RT.shape, dtype=torch.float32, device=logits_N.device)
     logits_RT = logits_RT.masked_scatter(mask_RT, logits_N.float())
-    label_RT = _column(ctx, "verl_entropy_label")
-    loss_RT = seal_loss(logits_RT, label_RT, mask_RT)
-    if s.skip_uniform_groups:
-        loss_RT = loss_RT * _column(ctx, "verl_entropy_head_weight")
+    label_R = ctx.micro_batch["verl_entropy_label"]
+    weight_R = ctx.micro_batch["verl_entropy_head_weight"] if s.skip_uniform_groups else None
+    loss_RT = seal_loss(logits_RT, label_R, mask_RT, row_weight_R=weight_R)
     ctx.token_means["seal/loss"] = loss_RT
-    ctx.token_means["seal/accuracy"] = ((logits_RT > 0) == (label_RT > 0.5)).float()
+    ctx.token_means.update({f"seal/{k}": v for k, v in seal_parts(logits_RT, label_R, mask_RT).items()})
     loss = aggregate(loss_RT, mask_RT, "token-mean", num_tokens=ctx.num_tokens, num_rows=ctx.num_rows, dp_size=ctx.dp_size)
     return s.alpha * loss
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every preset composes in verl's own configuration, alone and in a list, and equals the class defaults."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from verl_entropy import presets, registry
+
+pytest.importorskip("verl")
+
+
+@pytest.fixture(scope="module")
+def compose():
+    import verl  # noqa: F401  (loads the plugin, which puts the presets on Hydra's search path)
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    def run(*overrides):
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer", overrides=list(overrides))
+
+    run.plain = lambda node: OmegaConf.to_container(node, resolve=True)
+    return run
+
+
+def _prepare(config):
+    from omegaconf import open_dict
+
+    from verl_entropy.glue import driver
+
+    with open_dict(config):
+        config.actor_rollout_ref.rollout.n = 8
+        config.actor_rollout_ref.actor.strategy = "fsdp2"
+    return driver.prepare(config)
+
+
+@pytest.mark.parametrize("name", presets.preset_names())
+def test_preset_composes_and_passes_the_checks(compose, name):
+    config = compose(f"+entropy={name}")
+    chosen = _prepare(config)
+    assert name in chosen.entropy.presets
+    assert any(c.name == name for c in chosen.choices)
+
+
+@pytest.mark.parametrize("name", [a.name for a in registry.ALGORITHMS])
+def test_preset_values_are_the_class_defaults(compose, name):
+    chosen = _prepare(compose(f"+entropy={name}"))
+    choice = next(c for c in chosen.choices if c.name == name)
+    assert dataclasses.asdict(choice.settings) == dataclasses.asdict(choice.algorithm.settings())
+
+
+def test_every_algorithm_has_a_preset():
+    assert {a.name for a in registry.ALGORITHMS} <= set(presets.preset_names())
+
+
+def test_list_of_presets_and_later_overrides(compose):
+    config = compose("+entropy=[gigpo,aem,seal,epo]", "algorithm.entropy.aem.temperature=0.5")
+    chosen = _prepare(config)
+    assert chosen.base == "gigpo" and [t.name for t in chosen.transforms] == ["aem"]
+    assert chosen.transforms[0].settings.temperature == 0.5
+    assert chosen.regularizer.name == "epo" and chosen.seal.settings.alpha == 0.02
+    actor = config.actor_rollout_ref.actor
+    assert actor.calculate_entropy is True
+    assert actor._target_.endswith("EntropyFSDPActorConfig")
+    assert actor.fsdp_config.seal.layers == 3
+
+
+def test_keys_without_a_preset(compose):
+    config = compose(
+        "+algorithm.entropy.transforms=[aem]",
+        "+actor_rollout_ref.actor.policy_loss.regularizer=epo",
+        "+actor_rollout_ref.actor.seal.alpha=0.1",
+        "algorithm.adv_estimator=grpo",
+    )
+    chosen = _prepare(config)
+    assert [t.name for t in chosen.transforms] == ["aem"]
+    assert chosen.regularizer.name == "epo" and chosen.seal.settings.alpha == 0.1
+
+
+def test_nothing_chosen_leaves_the_configuration_alone(compose):
+    config = compose()
+    before = compose.plain(config)
+    assert _prepare_untouched(config) is None
+    assert compose.plain(config) == before
+
+
+def _prepare_untouched(config):
+    from verl_entropy.glue import driver
+
+    return driver.prepare(config)
+
+
+def test_the_dataclasses_of_verl_build_from_a_prepared_configuration(compose):
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = compose("+entropy=[gigpo,aem,seal,epo]", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1")
+    _prepare(config)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    loss_plan = actor.loss_plan()
+    assert loss_plan.regularizer.settings.kappa_high == 2.0
+    assert loss_plan.seal.settings.layers == 3
+    assert actor.engine.seal_settings().dropout == 0.1
+
+
+MAIN = [sys.executable, "-m", "verl.trainer.main_ppo", "trainer.device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["+entropy=nonesuch"], "entropy/nonesuch"),
+        (["+entropy=aem", "algorithm.entropy.aem.temperature=-1"], "must be >= 0"),
+        (["+entropy=aem", "+algorithm.entropy.aem.temprature=1"], "Did you mean"),
+        (["+entropy=aem", "actor_rollout_ref.rollout.n=1"], "rollout.n=8"),
+        (["+entropy=[gigpo,loop]"], "both set the estimator"),
+    ],
+)
+def test_main_ppo_stops_at_start_with_one_message(overrides, says):
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "HYDRA_FULL_ERROR": "0"}
+    out = subprocess.run([*MAIN, *overrides], capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert out.returncode != 0
+    assert says in out.stderr, out.stderr[-2000:]
+    assert "ray init kwargs" not in out.stdout

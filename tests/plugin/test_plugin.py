@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin loads everywhere, cheaply, once, never over somebody's name, and never fails in silence."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from verl_entropy import compat, hooks, plugin
+
+
+def run(code, **env):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=120, check=False
+    )
+
+
+def test_importing_the_plugin_imports_nothing_heavy():
+    out = run("import sys, verl_entropy.plugin; print(sorted({'torch', 'ray', 'verl', 'transformers', 'hydra'} & set(sys.modules)))")
+    assert out.stdout.strip() == "[]", out.stdout + out.stderr
+
+
+def test_import_verl_does_not_pull_in_the_trainer():
+    pytest.importorskip("verl")
+    code = (
+        "import sys, verl; from verl_entropy import plugin; "
+        "print(plugin.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.glue.eng'))])"
+    )
+    out = run(code)
+    assert out.stdout.strip() == "True []", out.stdout + out.stderr[-2000:]
+
+
+def test_a_failure_is_printed_although_verl_swallows_it():
+    pytest.importorskip("verl")
+    code = "from verl_entropy import compat\ndef boom(): raise OSError('disk on fire')\ncompat.unsupported_reason = boom\nimport verl"
+    out = run(code)
+    assert out.returncode == 0  # verl goes on
+    assert "the plugin failed to load: OSError: disk on fire" in out.stderr
+    assert "Fix:" in out.stderr
+
+
+def test_another_version_is_left_as_it_is_and_the_missing_symbol_named(monkeypatch, capsys):
+    pytest.importorskip("verl")
+    monkeypatch.setattr(compat, "verl_version", lambda: "0.10.0")
+    monkeypatch.setitem(compat.SYMBOLS, "verl.utils.config", {"validate_everything": ("config",)})
+    monkeypatch.setattr(plugin, "INSTALLED", False)
+    assert plugin.install() is False
+    said = capsys.readouterr().err
+    assert "verl.utils.config.validate_everything" in said and "left as it is" in said
+
+
+def test_every_symbol_is_in_the_installed_verl():
+    pytest.importorskip("verl")
+    assert compat.missing_symbols() == []
+
+
+def test_a_missing_parameter_is_named(monkeypatch):
+    pytest.importorskip("verl")
+    monkeypatch.setattr(compat, "SYMBOLS", {"verl.utils.config": {"validate_config": ("config", "moon_phase")}})
+    assert compat.missing_symbols() == ["verl.utils.config.validate_config (parameter moon_phase)"]
+
+
+def test_install_twice_changes_nothing(monkeypatch):
+    pytest.importorskip("verl")
+    import verl  # noqa: F401
+    import verl.utils.config
+
+    before = verl.utils.config.validate_config
+    assert plugin.install() is True
+    assert verl.utils.config.validate_config is before
+
+
+def test_a_taken_name_is_not_overwritten(capsys):
+    pytest.importorskip("torch")
+    from verl_entropy.glue import registration
+
+    def theirs():
+        pass
+
+    fake = types.SimpleNamespace(ADV_ESTIMATOR_REGISTRY={"gigpo": theirs}, POLICY_LOSS_REGISTRY={})
+    fake.register_adv_est = lambda name: lambda f: fake.ADV_ESTIMATOR_REGISTRY.__setitem__(name, f)
+    fake.register_policy_loss = lambda name: lambda f: fake.POLICY_LOSS_REGISTRY.__setitem__(name, f)
+    try:
+        registration.register(fake)
+        assert fake.ADV_ESTIMATOR_REGISTRY["gigpo"] is theirs
+        assert "loop" in fake.ADV_ESTIMATOR_REGISTRY
+        assert "gigpo is taken by" in capsys.readouterr().err
+        assert "theirs" in registration.REFUSED["gigpo"]
+    finally:
+        registration.REFUSED.clear()
+
+
+def test_after_import_runs_once_right_after_the_module(tmp_path, monkeypatch):
+    (tmp_path / "hooked_module_x.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    hooks.after_import("hooked_module_x", lambda m: seen.append(m.value))
+    assert "hooked_module_x" in hooks.pending()
+    import hooked_module_x
+
+    assert seen == [1] and hooked_module_x.__loader__.__class__.__module__.startswith(("importlib", "_frozen_importlib"))
+    assert "hooked_module_x" not in hooks.pending()
+    hooks.after_import("hooked_module_x", lambda m: seen.append(2))
+    assert seen == [1, 2]
