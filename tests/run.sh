@@ -17,7 +17,7 @@ case "${1:-}" in
 esac
 [ "${1:-}" = "--" ] && shift
 
-venv=${VERL_ENTROPY_VENV:-.venv-test}
+venv=$(realpath -m "${VERL_ENTROPY_VENV:-.venv-test}")
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 python=$venv/bin/python
 # torch first, in the CPU build where there is one; then the package itself, not editable: what users install is what is tested.
@@ -31,4 +31,4 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_O
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"
-exec "$OLDPWD/$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" "${selection[@]}" "$@"
+exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" "${selection[@]}" "$@"

@@ -34,7 +34,7 @@ def _lora_rank(raw: Mapping[str, Any]) -> int:
 
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts)."""
-    return plan.seal is not None or plan.regularizer is not None or plan.loss is not None or plan.entropy.log_probs != "verl"
+    return bool(plan.seal or plan.regularizer or plan.loss or plan.clip or plan.entropy.log_probs != "verl")
 
 
 def _check_presets(plan: Plan) -> None:
@@ -47,6 +47,11 @@ def _check_presets(plan: Plan) -> None:
                     f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them."
                 )
             taken[kind] = name
+    chosen = {c.name for c in plan.choices}
+    for choice in plan.choices:
+        for other, reason in choice.algorithm.conflicts:
+            if other in chosen:
+                raise ConfigError(f"{choice.name} with {other}: {reason}.")
 
 
 def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
@@ -64,7 +69,7 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
             f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
         )
-    if _get(raw, "distillation.enabled", False) and (plan.loss or plan.regularizer or plan.seal):
+    if _get(raw, "distillation.enabled", False) and (plan.loss or plan.clip or plan.regularizer or plan.seal):
         raise ConfigError("distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use.")
 
 
@@ -93,6 +98,12 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"actor_rollout_ref.actor.entropy_coeff={coeff}: {config.POLICY_LOSS_PATH}.regularizer={plan.regularizer.name} owns "
             "the entropy term, and two would add up. Set actor_rollout_ref.actor.entropy_coeff=0."
+        )
+    if plan.entropy.log_probs == "verl" and "logits" in plan.needs:
+        users = [c.name for c in plan.choices if "logits" in c.algorithm.needs]
+        raise ConfigError(
+            f"{config.ALGORITHM_PATH}.log_probs=verl: {', '.join(users)} reads the logits in our pass. "
+            f"Set {config.ALGORITHM_PATH}.log_probs=auto."
         )
     needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
     if _get(raw, "actor_rollout_ref.model.use_fused_kernels", False) and needs_logits:

@@ -16,7 +16,7 @@ def _list(_: argparse.Namespace) -> int:
         entries = [a for a in registry.ALGORITHMS if a.kind == kind]
         if not entries:
             continue
-        print(f"{kind}s" if kind != "loss" else "policy losses")
+        print({"loss": "policy losses", "clip": "clip controllers"}.get(kind, f"{kind}s"))
         for a in entries:
             print(f"  {a.name:<18}{a.summary}")
             print(f"  {'':<18}{a.key}   settings: {a.path}.*   [{a.source}]")
@@ -33,10 +33,27 @@ def _explain(args: argparse.Namespace) -> int:
         print(f"no algorithm {args.name!r}. Known: {known}.", file=sys.stderr)
         return 2
     for a in entries:
-        print(f"{a.name} ({a.kind}): {a.summary}\n  source  {a.source}\n  when    {a.when}\n  cost    {a.cost}\n  key     {a.key}")
+        print(f"{a.name} ({a.kind}): {a.summary}")
+        for label, text in (("source", a.source), ("when", a.when), ("cost", a.cost), ("key", a.key)):
+            print(f"  {label:<8}{text}")
         for field in a.settings.__dataclass_fields__.values():
-            default = field.default if field.default is not field.default_factory else None
-            print(f"  {a.path}.{field.name} = {default}\n      {field.metadata['doc']}")
+            print(f"  {a.path}.{field.name} = {getattr(a.settings(), field.name)}\n      {field.metadata['doc']}")
+    return 0
+
+
+def table() -> str:
+    """The README's table of algorithms, from the registry."""
+    lines = ["| algorithm | kind | what it does | when to use it | cost | key | source |", "|---|---|---|---|---|---|---|"]
+    for kind in registry.KINDS:
+        for a in registry.ALGORITHMS:
+            if a.kind == kind:
+                cells = (f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source)
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _table(_: argparse.Namespace) -> int:
+    print(table())
     return 0
 
 
@@ -49,7 +66,8 @@ def _doctor(_: argparse.Namespace) -> int:
         return 1
     print(f"ok    verl version (supported: {', '.join(compat.SUPPORTED)})")
     missing = compat.missing_symbols()
-    print(f"FAIL  missing in verl: {'; '.join(missing)}" if missing else f"ok    {sum(map(len, compat.SYMBOLS.values()))} symbols of verl")
+    number = sum(map(len, compat.SYMBOLS.values()))
+    print(f"FAIL  missing in verl: {'; '.join(missing)}" if missing else f"ok    {number} symbols of verl")
     import importlib.metadata
 
     points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
@@ -76,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="what is registered, with keys and sources").set_defaults(run=_list)
+    commands.add_parser("table", help="the README's table of algorithms").set_defaults(run=_table)
     explain = commands.add_parser("explain", help="one algorithm and its settings")
     explain.add_argument("name")
     explain.set_defaults(run=_explain)

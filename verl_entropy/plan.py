@@ -37,6 +37,7 @@ class Plan:
     transforms: tuple[Choice, ...]
     loss_mode: str
     loss: Choice | None
+    clip: Choice | None
     regularizer: Choice | None
     seal: Choice | None
     unused: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        single = (self.estimator, self.loss, self.regularizer, self.seal)
+        single = (self.estimator, self.loss, self.clip, self.regularizer, self.seal)
         return tuple(c for c in single if c is not None) + self.transforms
 
     @property
@@ -65,6 +66,7 @@ class Plan:
         """The start-up banner, a line each."""
         chain = " -> ".join([self.base, *(t.name for t in self.transforms)])
         lines = [f"advantages: {chain}", f"policy loss: {self.loss_mode}"]
+        lines.append(f"clip controller: {self.clip.name if self.clip else 'none'}")
         lines.append(f"regularizer: {self.regularizer.name if self.regularizer else 'none'}")
         lines.append(f"head: {'seal, alpha ' + str(self.seal.settings.alpha) if self.seal else 'none'}")
         lines += [f"{c.algorithm.path}: {c.settings}" for c in self.choices]
@@ -119,7 +121,7 @@ def read(raw: Mapping[str, Any]) -> Plan:
     algorithm = _section(raw.get("algorithm"), "algorithm")
     actor = _section(_section(raw.get("actor_rollout_ref"), "actor_rollout_ref").get("actor"), "actor")
     ours = dict(_section(algorithm.get("entropy"), config.ALGORITHM_PATH))
-    shared_keys = {f for f in config.Entropy.__dataclass_fields__}
+    shared_keys = set(config.Entropy.__dataclass_fields__)
     method_keys = set(registry.names("estimator")) | set(registry.names("transform"))
     _check_sections(ours, shared_keys | method_keys, config.ALGORITHM_PATH)
     entropy = config.parse(
@@ -127,16 +129,24 @@ def read(raw: Mapping[str, Any]) -> Plan:
     )
     loss_section = _section(actor.get("policy_loss"), config.POLICY_LOSS_PATH)
     base = str(algorithm.get("adv_estimator"))
+    transforms = _transform_names(entropy)
+    if base in registry.names("transform"):
+        # A transform given as the estimator: its base is a setting, and it comes first unless it is listed.
+        transforms = transforms if base in transforms else [base, *transforms]
+        base = entropy.base
     loss_mode = str(loss_section.get("loss_mode", "vanilla"))
+    clip = loss_section.get("clip_controller")
+    if loss_mode in registry.names("clip"):
+        clip = loss_mode
+        loss_mode = _choose("clip", clip, loss_section).settings.loss
     regularizer = loss_section.get("regularizer")
     seal = actor.get("seal")
     seal_choice = None
     if seal is not None:
         head = registry.get("head", "seal")
         seal_choice = Choice(head, config.parse(config.Seal, _section(seal, config.SEAL_PATH), config.SEAL_PATH))
-    transforms = _transform_names(entropy)
     unused = _unused(ours, ("estimator", "transform"), {base, *transforms})
-    unused += _unused(loss_section, ("loss", "regularizer"), {loss_mode, str(regularizer)})
+    unused += _unused(loss_section, ("loss", "clip", "regularizer"), {loss_mode, str(clip), str(regularizer)})
     return Plan(
         entropy=entropy,
         base=base,
@@ -144,6 +154,7 @@ def read(raw: Mapping[str, Any]) -> Plan:
         transforms=tuple(_choose("transform", n, ours) for n in transforms),
         loss_mode=loss_mode,
         loss=_choose("loss", loss_mode, loss_section) if loss_mode in registry.names("loss") else None,
+        clip=_choose("clip", str(clip), loss_section) if clip is not None else None,
         regularizer=_choose("regularizer", str(regularizer), loss_section) if regularizer is not None else None,
         seal=seal_choice,
         unused=tuple(unused),

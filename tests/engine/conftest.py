@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs ``engine_rank.py`` once on one rank and once on two, for all tests of this folder."""
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,44 +9,8 @@ import pytest
 pytest.importorskip("verl")
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
-import tiny_llama as tiny  # noqa: E402
-
-HERE = Path(__file__).parent
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def run_ranks(model: Path, out: Path, names, world: int) -> list[dict]:
-    import torch
-
-    port = str(_free_port())
-    processes = []
-    for rank in range(world):
-        env = {
-            **os.environ,
-            "VERL_PLATFORM": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        command = [sys.executable, str(HERE / "engine_rank.py"), str(model), str(out), *names]
-        log = open(f"{out}.log.{rank}", "w")  # noqa: SIM115  (closed with the process)
-        processes.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
-    try:
-        codes = [p.wait(timeout=600) for p, _ in processes]
-    finally:
-        for p, log in processes:
-            p.kill()
-            log.close()
-    assert codes == [0] * world, Path(f"{out}.log.0").read_text()[-4000:]
-    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(world)]
+import tiny_llama as tiny
+from ranks import run_ranks
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +20,11 @@ def model(tmp_path_factory):
 
 ORDER = "[9,3,7,1,5,0,8,2,6,4]"
 ONE = [
-    *(f"{s}-{kind}" for s in ("fsdp", "fsdp2") for kind in ("stock", "neutral", "full", "full-budget=24", "reference", "save", "resume", "strip")),
+    *(
+        f"{s}-{kind}"
+        for s in ("fsdp", "fsdp2")
+        for kind in ("stock", "neutral", "full", "full-budget=24", "reference", "save", "resume", "strip")
+    ),
     f"fsdp2-full-order={ORDER}",
     "fsdp2-full-packed=1",
     "fsdp2-full-logp=verl",

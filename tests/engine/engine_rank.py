@@ -128,7 +128,7 @@ def batch(packed: bool, budget: int, order=None):
         temperature=0.8,
         calculate_entropy=True,
         global_batch_size=len(PROMPT),
-        verl_entropy={"step": 2, "epo": {"hbar": 2.0, "beta": 1.5}},
+        verl_entropy={"step": 2, "epo": {"hbar": 2.0, "beta": 1.5, "decay": 1.0}},
     )
     return data
 
@@ -155,13 +155,13 @@ def metric_values(metrics: dict, group) -> dict:
     return {k: float(Metric.aggregate_dp(v)) for k, v in gathered.items()}
 
 
-def update(engine, actor, packed: bool, budget: int, order=None, seed: int = 5) -> dict:
+def update(engine, actor, packed: bool, budget: int, order=None, seed: int = 5, data=None) -> dict:
     import verl.workers.engine_workers as workers
 
     torch.manual_seed(seed)
     loss = functools.partial(workers.ppo_loss, config=actor)
     with engine.train_mode():
-        output = engine.train_batch(batch(packed, budget, order), loss_function=loss)
+        output = engine.train_batch(batch(packed, budget, order) if data is None else data, loss_function=loss)
     total = torch.tensor(sum(output["loss"]))
     torch.distributed.all_reduce(total)
     return {

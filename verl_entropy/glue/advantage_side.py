@@ -1,78 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters from the advantage context to the pure functions: estimators, transforms, worker columns, state."""
+"""Adapters from the advantage context to the pure functions: estimators, transforms, columns for the workers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
 from verl_entropy.estimators.gigpo import gigpo
+from verl_entropy.estimators.group_norm import group_norm
 from verl_entropy.estimators.loop import loop
 from verl_entropy.glue.context import AdvantageContext
-from verl_entropy.plan import Plan
-from verl_entropy.regularizers import epo
+from verl_entropy.regularizers.siren import peak_mask
 from verl_entropy.seal.loss import mixed_group_weight, success_label
-from verl_entropy.transforms.aem import aem
+from verl_entropy.transforms.aem import aem, sign_mask
+from verl_entropy.transforms.aepo import aepo
+from verl_entropy.transforms.clip_b import clip_b
+from verl_entropy.transforms.clip_v import clip_v
+from verl_entropy.transforms.ea import ea
+from verl_entropy.transforms.entrocraft import entrocraft, entrocraft_switch, entropy_range
+from verl_entropy.transforms.repo_d import repo_d
+from verl_entropy.transforms.repo_r import repo_r
+from verl_entropy.transforms.result import TransformResult
 from verl_entropy.turns import nested_token_weight
 
 # ----------------------------------------------------------------------------- estimators
 
 
-def _gigpo(ctx: AdvantageContext, s) -> torch.Tensor:
-    advantages_K, metrics = gigpo(
-        ctx.turns, gamma=s.gamma, omega=s.omega, norm=s.norm, statistics=s.statistics, similarity=s.similarity
-    )
-    ctx.metrics.update({f"verl_entropy/gigpo/{k}": v for k, v in metrics.items()})
-    return advantages_K
+def _gigpo(ctx: AdvantageContext, s):
+    return gigpo(ctx.turns, gamma=s.gamma, omega=s.omega, norm=s.norm, statistics=s.statistics, similarity=s.similarity)
 
 
-def _loop(ctx: AdvantageContext, s) -> torch.Tensor:
-    advantages_K, metrics = loop(ctx.turns, statistics=s.statistics)
-    ctx.metrics.update({f"verl_entropy/loop/{k}": v for k, v in metrics.items()})
-    return advantages_K
+def _loop(ctx: AdvantageContext, s):
+    return loop(ctx.turns, statistics=s.statistics)
 
 
-ESTIMATORS = {"gigpo": _gigpo, "loop": _loop}
+def _group_norm(ctx: AdvantageContext, s):
+    return group_norm(ctx.turns, statistics=s.statistics, norm=s.norm, singleton=s.singleton)
+
+
+ESTIMATORS = {"gigpo": _gigpo, "loop": _loop, "group_norm": _group_norm}
 
 
 def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
     """Advantages (R, T) of our estimator ``name``."""
-    return ctx.turns.to_tokens(ESTIMATORS[name](ctx, ctx.plan.estimator.settings))
+    advantages_K, metrics = ESTIMATORS[name](ctx, ctx.plan.estimator.settings)
+    ctx.metrics.update({f"verl_entropy/{name}/{key}": value for key, value in metrics.items()})
+    return ctx.turns.to_tokens(advantages_K)
 
 
 # ----------------------------------------------------------------------------- transforms
 
 
-def _aem(ctx: AdvantageContext, advantages_RT: torch.Tensor, s):
-    return (
-        aem(
-            advantages_RT,
-            ctx.entropy_RT,
-            ctx.turns,
-            temperature=s.temperature,
-            min_range=s.min_range,
-            min_group=s.min_group,
-        ),
-        None,
+def _aem(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    keep_RT = None
+    if s.sign_mask != "none":
+        keep_RT = sign_mask(advantages_RT, ctx.entropy_RT, ctx.turns, drop=s.sign_mask)
+    shaped_RT = aem(
+        advantages_RT, ctx.entropy_RT, ctx.turns, temperature=s.temperature, min_range=s.min_range, min_group=s.min_group
+    )
+    return TransformResult(shaped_RT, keep_RT)
+
+
+def _ea(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    return ea(advantages_RT, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
+
+
+def _aepo(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    return aepo(advantages_RT, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
+
+
+def _repo_r(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    zeta = ctx.info["repo_r"]["zeta"]
+    return repo_r(
+        advantages_RT, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign
     )
 
 
-TRANSFORMS = {"aem": _aem}
+def _repo_d(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    return repo_d(
+        advantages_RT,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        zeta=ctx.info["repo_d"]["zeta"],
+        center=s.center,
+        scope=s.scope,
+        clamp=s.clamp,
+        skip_zero_groups=s.skip_zero_groups,
+    )
+
+
+def _entrocraft_with(function):
+    def run(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+        low, high = entropy_range(
+            ctx.step,
+            s.total_steps or ctx.total_steps,
+            schedule=s.schedule,
+            start=(s.start_low, s.start_high),
+            end=(s.end_low, s.end_high),
+        )
+        entropy = float("nan") if ctx.entropy is None else ctx.entropy
+        return function(advantages_RT, ctx.turns, entropy=entropy, low=low, high=high)
+
+    return run
+
+
+def _clip_b(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    return clip_b(
+        advantages_RT,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        mu=s.mu,
+        two_sided=s.two_sided,
+        max_frac=s.max_frac,
+    )
+
+
+def _clip_v(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    return clip_v(
+        advantages_RT,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        ctx.fields["vocab_centre"],
+        mu=s.mu,
+        two_sided=s.two_sided,
+        max_frac=s.max_frac,
+    )
+
+
+TRANSFORMS = {
+    "aem": _aem,
+    "aepo": _aepo,
+    "clip_b": _clip_b,
+    "clip_v": _clip_v,
+    "ea": _ea,
+    "entrocraft": _entrocraft_with(entrocraft),
+    "entrocraft_switch": _entrocraft_with(entrocraft_switch),
+    "repo_d": _repo_d,
+    "repo_r": _repo_r,
+}
 
 
 def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks."""
     keep_RT = None
     for choice in ctx.plan.transforms:
-        advantages_RT, mask = TRANSFORMS[choice.name](ctx, advantages_RT, choice.settings)
-        if mask is not None:
-            keep_RT = mask if keep_RT is None else keep_RT & mask
+        result = TRANSFORMS[choice.name](ctx, advantages_RT, choice.settings)
+        advantages_RT = result.advantages_RT
+        ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
+        if result.mask_RT is not None:
+            keep_RT = result.mask_RT if keep_RT is None else keep_RT & result.mask_RT
     if not bool(torch.isfinite(advantages_RT[ctx.mask_RT]).all()):
         raise RuntimeError(
             f"verl-entropy: non-finite advantages after {ctx.plan.base} -> {[t.name for t in ctx.plan.transforms]} at step "
             f"{ctx.step}; check rewards and log-probs of this batch (verl's metric rollout_probs_diff, NaN in rm_scores)."
         )
+    if keep_RT is not None and not bool((keep_RT & ctx.mask_RT).any()):
+        # An empty batch has no mean: keep the tokens, and let them train nothing.
+        ctx.metrics["verl_entropy/empty_after_mask"] = 1.0
+        return torch.zeros_like(advantages_RT), None
     return advantages_RT, keep_RT
 
 
@@ -82,64 +169,19 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
 def worker_columns(ctx: AdvantageContext) -> dict[str, torch.Tensor]:
     """Fields that regulariser and head need in the training workers; names start with ``verl_entropy_``."""
     columns: dict[str, torch.Tensor] = {}
-    turns = ctx.turns
-    if ctx.plan.seal is not None:
+    plan, turns = ctx.plan, ctx.turns
+    if plan.seal is not None:
         columns["verl_entropy_label"] = success_label(turns).float()
-        if ctx.plan.seal.settings.skip_uniform_groups:
+        if plan.seal.settings.skip_uniform_groups:
             columns["verl_entropy_head_weight"] = mixed_group_weight(turns)
-    if ctx.plan.regularizer is not None and ctx.plan.regularizer.name == "epo":
-        if ctx.plan.regularizer.settings.aggregation == "nested-mean":
-            columns["verl_entropy_token_weight"] = nested_token_weight(turns)
-        if ctx.plan.regularizer.settings.history == "turn":
-            columns["verl_entropy_turn"] = turns.to_tokens(turns.index_K.float())
+    regularizer = plan.regularizer
+    if regularizer is None:
+        return columns
+    if regularizer.name in ("epo", "entropy_bonus") and regularizer.settings.aggregation == "nested-mean":
+        columns["verl_entropy_token_weight"] = nested_token_weight(turns)
+    if regularizer.name == "epo" and regularizer.settings.history == "turn":
+        columns["verl_entropy_turn"] = turns.to_tokens(turns.index_K.float())
+    if regularizer.name == "siren":
+        peak_RT = peak_mask(ctx.fields["nucleus_entropy"], ctx.mask_RT, regularizer.settings.tau)
+        columns["verl_entropy_peak"] = peak_RT.float()
     return columns
-
-
-# ----------------------------------------------------------------------------- state
-
-
-class EpoState:
-    """EPO's corridor and weight: the history of the batch entropies of earlier steps."""
-
-    def __init__(self, settings):
-        self.settings = settings
-        self.history = epo.TurnEntropyHistory() if settings.history == "turn" else epo.EntropyHistory()
-
-    def step(self, ctx: AdvantageContext, entropy: float | None) -> dict[str, Any]:
-        """Corridor centre and beta_k of this step; ``k`` counts from 0 (Alg. 1)."""
-        s, k = self.settings, ctx.step - 1
-        total = s.total_steps or ctx.total_steps
-        hbar = self.history.mean()
-        beta = {
-            "paper": lambda: epo.epo_beta(k, total, s.beta_start, s.beta_end, s.decay),
-            "released": lambda: epo.epo_released_weight(k, total),
-            "constant": lambda: s.beta_start,
-            "off": lambda: 0.0,
-        }[s.weight]()
-        self._append(ctx, entropy)
-        empty = hbar is None or (isinstance(hbar, list) and not hbar)
-        ctx.metrics["verl_entropy/epo/beta"] = beta
-        if isinstance(hbar, float):
-            ctx.metrics["verl_entropy/epo/corridor_low"] = s.kappa_low * hbar
-            ctx.metrics["verl_entropy/epo/corridor_high"] = s.kappa_high * hbar
-        return {"hbar": None if empty else hbar, "beta": 0.0 if empty else beta}
-
-    def _append(self, ctx: AdvantageContext, entropy: float | None) -> None:
-        if self.settings.history == "turn":
-            self.history.append(ctx.turns.mean(ctx.entropy_RT), ctx.turns.index_K)
-        elif entropy is not None:
-            self.history.append(entropy)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.history.state_dict()
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self.history.load_state_dict(values)
-
-
-STATEFUL = {"epo": EpoState}
-
-
-def stateful_methods(plan: Plan) -> dict[str, Any]:
-    """State objects of the chosen methods, by name."""
-    return {c.name: STATEFUL[c.name](c.settings) for c in plan.choices if c.algorithm.state}

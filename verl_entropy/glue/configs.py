@@ -20,10 +20,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_loss_side = [a.name for a in registry.ALGORITHMS if a.kind in ("loss", "regularizer")]
+_loss_side = [a.name for a in registry.ALGORITHMS if a.kind in ("loss", "clip", "regularizer")]
+_loss_side = list(dict.fromkeys(_loss_side))
 EntropyPolicyLossConfig = dataclasses.make_dataclass(
     "EntropyPolicyLossConfig",
-    [("regularizer", Any, None), *((name, Any, None) for name in _loss_side)],
+    [("regularizer", Any, None), ("clip_controller", Any, None), *((name, Any, None) for name in _loss_side)],
     bases=(PolicyLossConfig,),
     namespace={"__doc__": "PolicyLossConfig plus ``regularizer`` and one section per loss and regulariser of ours."},
 )
@@ -36,6 +37,10 @@ class EntropyFSDPEngineConfig(FSDPEngineConfig):
 
     seal: Any = None
     log_probs: str = "auto"
+    vocab_centre: bool = False
+    """The log-prob pass also gives sum_v p_v^2 (H + log p_v) (clip_v)."""
+    nucleus: Any = None
+    """The log-prob pass and the update also give the entropy of the nucleus: {top_p, crossing} (SIREN)."""
 
     def seal_settings(self) -> config.Seal | None:
         """The head's settings, or None without a head."""
@@ -57,7 +62,7 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
     def loss_plan(self) -> plan.Plan:
         """The loss side of the plan (regulariser, loss, head), checked."""
         section = {f.name: _plain(getattr(self.policy_loss, f.name)) for f in dataclasses.fields(self.policy_loss)}
-        section = {k: v for k, v in section.items() if k == "loss_mode" or k == "regularizer" or k in _loss_side}
+        section = {k: v for k, v in section.items() if k in ("loss_mode", "regularizer", "clip_controller", *_loss_side)}
         return plan.read(
             {"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), "seal": _plain(self.seal)}}}
         )

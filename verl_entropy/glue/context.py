@@ -27,7 +27,13 @@ class AdvantageContext:
     """Entropy of the old-log-prob pass in nats, no gradient; None when that pass was bypassed."""
     old_log_probs_RT: torch.Tensor | None
     fields: dict[str, Any]
-    """Whatever else the rows carry: extra_fields (environment), uid, session."""
+    """Whatever else the rows carry: extra_fields (environment), keys, and what our log-prob pass adds."""
+    advantages_RT: torch.Tensor | None = None
+    """Advantages after base and transforms; None before."""
+    entropy: float | None = None
+    """Mean entropy of the batch's trained tokens in nats; None when unknown or not finite."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """What the methods' states say for this iteration; sent to the workers."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 

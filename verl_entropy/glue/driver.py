@@ -80,12 +80,30 @@ def prepare(config: DictConfig) -> plan.Plan | None:
             if role not in arr or "fsdp_config" not in arr[role]:
                 continue
             _retarget(arr[role].fsdp_config, ENGINE, f"actor_rollout_ref.{role}.fsdp_config")
-            arr[role].fsdp_config.log_probs = chosen.entropy.log_probs
+            arr[role].fsdp_config.log_probs = "chunked" if "logits" in chosen.needs else chosen.entropy.log_probs
+        # A transform or a controller given in the place of an estimator or a loss: verl sees the base.
+        config.algorithm.adv_estimator = chosen.base
+        arr.actor.policy_loss.loss_mode = chosen.loss_mode
+        _keep_choice(config, chosen)
+        if "vocab_centre" in chosen.needs:
+            arr.actor.fsdp_config.vocab_centre = True
+        if "nucleus" in chosen.needs:
+            s = chosen.regularizer.settings
+            arr.actor.fsdp_config.nucleus = {"top_p": s.top_p, "crossing": s.crossing}
         if chosen.seal is not None:
             arr.actor.fsdp_config.seal = OmegaConf.to_container(arr.actor.seal, resolve=True)
         if "grad_entropy" in chosen.needs:
             arr.actor.calculate_entropy = True
     return chosen
+
+
+def _keep_choice(config: DictConfig, chosen: plan.Plan) -> None:
+    """Write the chosen transforms and clip controller where the other processes read them."""
+    if "entropy" not in config.algorithm:
+        config.algorithm.entropy = {}
+    config.algorithm.entropy.transforms = [t.name for t in chosen.transforms]
+    if chosen.clip is not None:
+        config.actor_rollout_ref.actor.policy_loss.clip_controller = chosen.clip.name
 
 
 def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:

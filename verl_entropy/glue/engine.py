@@ -19,9 +19,11 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_entropy import checks, plugin
 from verl_entropy.glue.configs import EntropyFSDPEngineConfig
-from verl_entropy.glue.trainer_keys import NUM_ROWS
+from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, NUM_ROWS, VOCAB_CENTRE
 from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.regularizers.siren import nucleus_entropy
 from verl_entropy.seal.head import SealHead
+from verl_entropy.transforms.clip_v import vocab_centre
 
 HEAD = "seal_head"
 """Name of the head inside the root module, and prefix of its parameters."""
@@ -172,36 +174,58 @@ class EntropyEngineMixin:
             temperature = output_args["temperature"].repeat_interleave(offsets.diff())
         if sharded:
             # A shard of the packed sequence: every token of it, then gathered, as verl does.
-            lp, h = log_probs_and_entropy(logits.squeeze(0), labels, _scale(output_args, temperature), with_entropy=with_entropy)
-            lp = self._gather_and_unpad_packed(lp, output_args["pad_size"])
-            h = self._gather_and_unpad_packed(h, output_args["pad_size"]) if with_entropy else None
+            logits_NV, labels_N, scale, where = logits.squeeze(0), labels, _scale(output_args, temperature), None
         else:
             where_in = response_positions(micro_batch, packed, -1, trained_only=False)
-            where_out = where_in if packed else response_positions(micro_batch, True, -1, trained_only=False)
+            where = where_in if packed else response_positions(micro_batch, True, -1, trained_only=False)
             scale = _scale(output_args, temperature)
-            scale = scale if scale is None else scale[where_out]
-            lp_N, h_N = log_probs_and_entropy(
-                logits.reshape(-1, vocabulary)[where_in], labels[where_out], scale, with_entropy=with_entropy
-            )
-            total = int(offsets[-1])
-            lp = lp_N.new_zeros(total).index_put((where_out,), lp_N)
-            h = lp_N.new_zeros(total).index_put((where_out,), h_N) if with_entropy else None
-        model_output = {"log_probs": torch.nested.nested_tensor_from_jagged(lp, offsets)}
+            scale = scale if scale is None else scale[where]
+            logits_NV, labels_N = logits.reshape(-1, vocabulary)[where_in], labels[where]
+        log_probs_N, entropy_N = log_probs_and_entropy(logits_NV, labels_N, scale, with_entropy=with_entropy)
+        outputs = {"log_probs": log_probs_N}
         if with_entropy:
-            model_output["entropy"] = torch.nested.nested_tensor_from_jagged(h, offsets)
-        return model_output
+            outputs["entropy"] = entropy_N
+        outputs.update(self._logit_outputs(logits_NV, scale))
+
+        def full(values_N: torch.Tensor) -> torch.Tensor:
+            if where is None:
+                values = self._gather_and_unpad_packed(values_N, output_args["pad_size"])
+            else:
+                values = values_N.new_zeros(int(offsets[-1])).index_put((where,), values_N)
+            return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+        return {name: full(values_N) for name, values_N in outputs.items()}
+
+    def _logit_outputs(self, logits_NV: torch.Tensor, scale) -> dict[str, torch.Tensor]:
+        """Outputs of methods that read the logits themselves; each works in chunks."""
+        if self.engine_config.forward_only or not (self.engine_config.vocab_centre or self.engine_config.nucleus):
+            return {}
+        if scale is not None:
+            logits_NV = logits_NV / scale.clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
+        outputs = {}
+        if self.engine_config.vocab_centre and not torch.is_grad_enabled():
+            outputs[VOCAB_CENTRE] = vocab_centre(logits_NV)
+        if self.engine_config.nucleus:
+            nucleus = self.engine_config.nucleus
+            outputs[NUCLEUS_ENTROPY] = nucleus_entropy(logits_NV, nucleus["top_p"], crossing=nucleus["crossing"])
+        return outputs
 
     # ---- counts -----------------------------------------------------------------------------------------------
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if self._ours and loss_function is not None:
-            mask = data["loss_mask"]
-            starts, ends = mask.offsets()[:-1], mask.offsets()[1:]
-            running = torch.nn.functional.pad(mask.values().cumsum(0), (1, 0))
-            rows = (running[ends] > running[starts]).sum().to(get_device_id())
-            torch.distributed.all_reduce(rows, group=self.get_data_parallel_group())
-            tu.assign_non_tensor(data, **{NUM_ROWS: rows.item()})
+            tu.assign_non_tensor(data, **{NUM_ROWS: self._global_rows(data["loss_mask"])})
+            if "verl_entropy_peak" in data.keys():
+                tu.assign_non_tensor(data, **{NUM_PEAK_ROWS: self._global_rows(data["verl_entropy_peak"])})
         return super().forward_backward_batch(data, loss_function, forward_only)
+
+    def _global_rows(self, mask: torch.Tensor) -> float:
+        """Rows of the mini-batch, over all ranks, whose nested mask has a one."""
+        ends = mask.offsets().to(mask.values().device)
+        running = torch.nn.functional.pad((mask.values() > 0).long().cumsum(0), (1, 0))
+        rows = (running[ends[1:]] > running[ends[:-1]]).sum().to(get_device_id())
+        torch.distributed.all_reduce(rows, group=self.get_data_parallel_group())
+        return float(rows.item())
 
 
 def _scale(output_args, temperature):

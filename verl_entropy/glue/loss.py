@@ -15,7 +15,10 @@ import torch
 
 from verl_entropy.glue import loss_side
 from verl_entropy.glue.context import LossContext, use_loss
+from verl_entropy.glue.loss_tools import response_RT
 from verl_entropy.glue.trainer_keys import NUM_ROWS, WORKER_INFO
+from verl_entropy.losses.clip import masked_log_ratio
+from verl_entropy.losses.gspo import sequence_ratio
 from verl_entropy.plan import Plan
 
 _plans: dict[int, tuple[object, Plan]] = {}
@@ -31,20 +34,6 @@ def _plan(config) -> Plan | None:
     if kept is None or kept[0] is not config:
         kept = _plans[id(config)] = (config, config.loss_plan())
     return kept[1]
-
-
-def response_RT(values: torch.Tensor, data, width: int) -> torch.Tensor:
-    """Model output of the full sequences (nested, or packed (tokens,)) as a padded response tensor (R, width).
-
-    Position t holds the output at the token before response token t, as verl's ``no_padding_2_padding``; one gather, no loop.
-    """
-    flat = values.values() if values.is_nested else values
-    prompt_R, response_R = data["prompts"].offsets().diff(), data["responses"].offsets().diff()
-    end_R = (prompt_R + response_R).cumsum(0)
-    t_T = torch.arange(width, device=flat.device)
-    index_RT = (end_R - response_R - 1).unsqueeze(1) + t_T
-    inside_RT = t_T < response_R.unsqueeze(1)
-    return torch.where(inside_RT, flat[index_RT.clamp(0, flat.shape[0] - 1)], 0.0)
 
 
 def _padded(data, key: str, width: int) -> torch.Tensor:
@@ -71,6 +60,27 @@ def _context(plan: Plan, model_output, data) -> LossContext:
     )
 
 
+def _move_clip(config, ctx: LossContext) -> None:
+    """ADAPO: the driver's controller sets the upper clip bound of whatever loss runs."""
+    if ctx.plan.clip is not None:
+        # verl's configuration fields are frozen; this one is a coefficient of this iteration.
+        object.__setattr__(config, "clip_ratio_high", ctx.info["adapo"]["eps_high"])
+
+
+def _clip_sides(config, ctx: LossContext) -> None:
+    """Shares of clipped tokens above and below, apart, for any clipped loss (REPO, App. A.1)."""
+    width = ctx.mask_RT.shape[1]
+    log_prob = response_RT(ctx.model_output["log_probs"], ctx.micro_batch, width).detach()
+    old, advantages = _padded(ctx.micro_batch, "old_log_probs", width), _padded(ctx.micro_batch, "advantages", width)
+    if ctx.plan.loss_mode == "gspo":
+        ratio = sequence_ratio(log_prob, old, ctx.mask_RT)
+    else:
+        ratio = masked_log_ratio(log_prob, old, ctx.mask_RT).exp()
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    ctx.token_means["clipfrac_high"] = ((ratio > 1 + high) & (advantages > 0)).float()
+    ctx.token_means["clipfrac_low"] = ((ratio < 1 - low) & (advantages < 0)).float()
+
+
 def _metrics(ctx: LossContext) -> dict:
     """Exact global means under any split: each micro-batch adds its share, ranks average what carries ``dp_size``."""
     from verl.utils.metric.utils import AggregationType, Metric
@@ -93,8 +103,10 @@ def wrap(module: ModuleType) -> None:
         if plan is None:
             return original(config=config, model_output=model_output, data=data, dp_group=dp_group)
         ctx = _context(plan, model_output, data)
+        _move_clip(config, ctx)
         with use_loss(ctx):
             loss, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+        _clip_sides(config, ctx)
         for term in loss_side.extra_terms(ctx):
             loss = loss + term
         metrics.update(_metrics(ctx))

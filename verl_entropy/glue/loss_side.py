@@ -6,8 +6,14 @@ from __future__ import annotations
 import torch
 
 from verl_entropy.glue.context import LossContext
+from verl_entropy.glue.loss_tools import response_RT
+from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS
+from verl_entropy.losses.aepo import aepo
+from verl_entropy.losses.steer import steer
 from verl_entropy.numerics import aggregate
+from verl_entropy.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.regularizers.epo import epo_regularizer
+from verl_entropy.regularizers.siren import siren_loss, siren_surrogate
 from verl_entropy.seal.loss import seal_loss, seal_parts
 
 
@@ -49,7 +55,7 @@ def _epo(ctx: LossContext, s) -> torch.Tensor:
         ctx.mask_RT,
         hbar=_hbar(ctx, info["hbar"]),
         beta=info["beta"],
-        entropy_coeff=s.entropy_coeff,
+        entropy_coeff=s.entropy_coeff * info["decay"],
         smooth_coeff=s.smooth_coeff,
         kappa_low=s.kappa_low,
         kappa_high=s.kappa_high,
@@ -59,10 +65,33 @@ def _epo(ctx: LossContext, s) -> torch.Tensor:
     return _aggregate(ctx, loss_RT, s.aggregation)
 
 
-REGULARIZERS = {"epo": _epo}
+def _bonus(ctx: LossContext, s) -> torch.Tensor:
+    ctx.token_means["entropy_bonus/entropy"] = ctx.entropy_RT
+    loss_RT = entropy_bonus(ctx.entropy_RT, ctx.mask_RT, coef=ctx.info["entropy_bonus"]["coef"])
+    return _aggregate(ctx, loss_RT, s.aggregation)
+
+
+def _siren(ctx: LossContext, s) -> torch.Tensor:
+    """The surrogate with SIREN's gradient, shifted to SIREN's value, so that the reported loss is the method's."""
+    info, peak_RT = ctx.info["siren"], _column(ctx, "verl_entropy_peak").bool() & ctx.mask_RT
+    nucleus_RT = response_RT(ctx.model_output[NUCLEUS_ENTROPY], ctx.micro_batch, ctx.mask_RT.shape[1])
+    loss_RT = siren_surrogate(nucleus_RT, peak_RT, hbar_global=info["hbar"], anchor=info["anchor"], beta=s.beta)
+    rows = float(ctx.micro_batch[NUM_PEAK_ROWS])
+    share = aggregate(
+        loss_RT, peak_RT, "seq-mean-token-mean", num_tokens=ctx.num_tokens, num_rows=rows, dp_size=ctx.dp_size
+    )
+    value = siren_loss(info["hbar"], info["anchor"], s.beta)
+    tokens = ctx.mask_RT.sum() / max(ctx.num_tokens, 1.0) * ctx.dp_size
+    ctx.token_means["siren/loss"] = torch.full(ctx.mask_RT.shape, float(value), device=ctx.mask_RT.device)
+    return share - share.detach() + value * tokens
+
+
+REGULARIZERS = {"epo": _epo, "entropy_bonus": _bonus, "siren": _siren}
 
 
 def _require_entropy(ctx: LossContext, name: str) -> None:
+    if name == "siren":
+        return
     if ctx.entropy_RT is None or (torch.is_grad_enabled() and not ctx.entropy_RT.requires_grad):
         raise RuntimeError(
             f"verl-entropy: regularizer={name} got entropy without gradient. Set actor_rollout_ref.actor.calculate_entropy=true."
@@ -99,3 +128,74 @@ def extra_terms(ctx: LossContext) -> list[torch.Tensor]:
     if ctx.plan.seal is not None:
         terms.append(_seal(ctx, ctx.plan.seal.settings))
     return terms
+
+
+# ----------------------------------------------------------------------------- policy losses
+
+
+def _old_entropy(ctx: LossContext, log_prob: torch.Tensor) -> torch.Tensor:
+    nested = ctx.micro_batch["entropy"]
+    return torch.nested.to_padded_tensor(nested, padding=0.0, output_size=tuple(log_prob.shape)).float()
+
+
+def _steer(ctx: LossContext, s, config, log_prob, old_log_prob, advantages, mask_RT):
+    return steer(
+        log_prob,
+        old_log_prob,
+        advantages,
+        mask_RT,
+        _old_entropy(ctx, log_prob),
+        mode=s.mode,
+        w_min=s.w_min,
+        w_max=s.w_max,
+        eps_low=config.clip_ratio_low,
+        eps_high=config.clip_ratio_high,
+        dual_clip=config.clip_ratio_c,
+        **ctx.info.get("steer", {}),
+    )
+
+
+def _aepo(ctx: LossContext, s, config, log_prob, old_log_prob, advantages, mask_RT):
+    return aepo(
+        log_prob,
+        old_log_prob,
+        advantages,
+        mask_RT,
+        eps_low=config.clip_ratio_low,
+        eps_high=config.clip_ratio_high,
+        dual_clip=config.clip_ratio_c,
+    )
+
+
+LOSSES = {"steer": _steer, "aepo": _aepo}
+
+
+def policy_loss(name: str):
+    """The function that verl calls for ``loss_mode=name``; aggregation and importance weights are verl's."""
+
+    def loss(
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode="token-mean",
+        config=None,
+        rollout_is_weights=None,
+        **_,
+    ):
+        from verl.trainer.ppo.core_algos import agg_loss
+
+        from verl_entropy.glue import context
+
+        ctx = context.loss()
+        loss_RT, info = LOSSES[name](ctx, ctx.plan.loss.settings, config, log_prob, old_log_prob, advantages, response_mask)
+        if rollout_is_weights is not None:
+            loss_RT = loss_RT * rollout_is_weights
+        ctx.token_means.update({f"{name}/{key}": value for key, value in info.items()})
+        total = agg_loss(
+            loss_mat=loss_RT, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+        )
+        return total, {}
+
+    loss.__name__ = loss.__qualname__ = f"verl_entropy_{name}"
+    return loss

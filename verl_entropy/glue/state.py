@@ -14,7 +14,7 @@ import torch
 
 from verl_entropy import __version__
 from verl_entropy.config import ALGORITHM_PATH, SEAL_PATH, ConfigError
-from verl_entropy.glue import advantage_side
+from verl_entropy.glue import methods_state
 from verl_entropy.plan import Plan
 
 FILE = "verl_entropy.json"
@@ -25,21 +25,20 @@ class Run:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.methods = advantage_side.stateful_methods(plan)
+        self.methods = methods_state.stateful_methods(plan)
 
-    def advance(self, ctx) -> dict[str, Any]:
-        """What the workers need for this step; then the step's entropy enters the histories.
+    def advance(self, ctx) -> None:
+        """Take the iteration's entropy into the context, step every method's state, and leave what it says in ``ctx.info``.
 
         One source of the entropy estimate everywhere: the mean over the batch's trained tokens of the entropy that verl's
         old-log-prob pass gives, before any update of this step.
         """
-        info: dict[str, Any] = {"step": ctx.step}
-        entropy = batch_entropy(ctx)
-        if entropy is not None:
-            ctx.metrics["verl_entropy/entropy"] = entropy
+        ctx.entropy = batch_entropy(ctx)
+        if ctx.entropy is not None:
+            ctx.metrics["verl_entropy/entropy"] = ctx.entropy
+        ctx.info["step"] = ctx.step
         for name, method in self.methods.items():
-            info[name] = method.step(ctx, entropy)
-        return info
+            ctx.info[name] = method.step(ctx)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: method.state_dict() for name, method in self.methods.items()}

@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 from verl_entropy import diagnostics_live
 from verl_entropy.config import ConfigError
 from verl_entropy.glue import advantage_side, context, driver, state
-from verl_entropy.glue.trainer_keys import PAD_UID, WORKER_INFO
+from verl_entropy.glue.trainer_keys import PAD_UID, WORKER_INFO, extra_outputs
+from verl_entropy.losses.steer import steer_omega, steer_range
 from verl_entropy.plan import Plan
 from verl_entropy.turns import Turns, build_turns
 
@@ -91,7 +92,7 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
 def _fetch(call: Call, keys: list[str]) -> Any:
     import transfer_queue as tq
 
-    fields = ["entropy", "extra_fields", "response_mask"]
+    fields = ["entropy", "extra_fields", "response_mask", *extra_outputs(call.run.plan)]
     rows = tq.kv_batch_get(keys=list(keys), partition_id=call.batch.partition_id, select_fields=fields)
     if "entropy" not in rows.keys() and "entropy" in call.run.plan.needs:
         users = [c.name for c in call.run.plan.choices if "entropy" in c.algorithm.needs]
@@ -120,6 +121,9 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
         old_log_probs_RT=old_log_probs,
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
+    ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    call.run.advance(ctx)
+    kwargs["adv_estimator"] = plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
     advantages, mask = advantage_side.apply_transforms(ctx, data.batch["advantages"])
@@ -127,12 +131,37 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
         data.batch["response_mask"] = data.batch["response_mask"] * mask
         call.columns["response_mask"] = call.columns["loss_mask"] = data.batch["response_mask"]
         ctx.mask_RT = data.batch["response_mask"].bool()
-    data.batch["advantages"] = advantages
+    data.batch["advantages"] = ctx.advantages_RT = advantages
     call.columns.update(advantage_side.worker_columns(ctx))
-    call.info.update(call.run.advance(ctx))
+    ctx.info.update(loss_ranges(ctx))
+    call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
     call.metrics.update(diagnostics_live.turn_metrics(ctx))
     return data
+
+
+def _extra_outputs(rows: Any, plan: Plan, width: int) -> dict[str, torch.Tensor]:
+    """What our log-prob pass computed beyond verl's, for the response tokens, padded."""
+    from verl.workers.utils.padding import response_from_nested
+
+    found = {}
+    for name in extra_outputs(plan):
+        if name not in rows.keys():
+            raise RuntimeError(
+                f"verl-entropy: the log-prob pass gave no {name}; the training engine is not ours. Check `verl-entropy doctor`."
+            )
+        found[name.removeprefix("verl_entropy_")] = _padded(response_from_nested(rows[name], rows["response_mask"]), width)
+    return found
+
+
+def loss_ranges(ctx: context.AdvantageContext) -> dict[str, Any]:
+    """Statistics over the whole batch that a policy loss needs and that a micro-batch cannot know."""
+    if ctx.plan.loss is None or ctx.plan.loss.name != "steer" or ctx.plan.loss.settings.range != "batch":
+        return {}
+    old_RT = torch.where(ctx.mask_RT, ctx.old_log_probs_RT, 0.0)
+    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropy_RT)
+    low, high = steer_range(omega_RT, ctx.mask_RT)
+    return {"steer": {"omega_min": float(low), "omega_max": float(high)}}
 
 
 def _put_columns(call: Call, batch: Any) -> Any:

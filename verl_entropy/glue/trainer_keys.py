@@ -9,3 +9,14 @@ NUM_ROWS = "verl_entropy_num_rows"
 
 PAD_UID = "pad"
 """verl gives its synthetic padding rows a uid with this prefix."""
+
+VOCAB_CENTRE = "verl_entropy_vocab_centre"
+NUCLEUS_ENTROPY = "verl_entropy_nucleus_entropy"
+NUM_PEAK_ROWS = "verl_entropy_num_peak_rows"
+"""Non-tensor entry set by the engine: rows of the global mini-batch that have a peak (SIREN)."""
+
+
+def extra_outputs(plan) -> list[str]:
+    """Outputs of our log-prob pass, beyond verl's, that the plan's methods read."""
+    wanted = {"vocab_centre": VOCAB_CENTRE, "nucleus": NUCLEUS_ENTROPY}
+    return [name for need, name in wanted.items() if need in plan.needs]

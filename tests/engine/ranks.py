@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs ``engine_rank.py`` or ``preset_rank.py`` on some gloo ranks and returns what each wrote."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_rank.py") -> list[dict]:
+    import torch
+
+    port = str(_free_port())
+    processes = []
+    for rank in range(world):
+        env = {
+            **os.environ,
+            "VERL_PLATFORM": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "MKL_CBWR": "AUTO,STRICT",  # results of MKL must not depend on how memory happens to be aligned
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        command = [sys.executable, str(HERE / script), str(model), str(out), *names]
+        log = open(f"{out}.log.{rank}", "w")  # noqa: SIM115  (closed with the process)
+        processes.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
+    try:
+        codes = [p.wait(timeout=600) for p, _ in processes]
+    finally:
+        for p, log in processes:
+            p.kill()
+            log.close()
+    assert codes == [0] * world, Path(f"{out}.log.0").read_text()[-4000:]
+    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(world)]

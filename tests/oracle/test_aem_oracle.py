@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worked numbers of AEM, and its drift theorem on a three-action policy."""
+
+import pytest
+import torch
+from episodes import two_rows
+
+from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.transforms.aem import aem, aem_weights
+from verl_entropy.turns import build_turns
+
+ENTROPY = torch.tensor([[0.2, 0.4, 9.0], [1.0, 0.8, 0.6], [1.5, 9.0, 9.0]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+ADVANTAGE = torch.tensor([[1.0], [1.0], [-1.0]]).expand(3, 3)
+
+
+def turns_of(mask):
+    rows = len(mask)
+    return build_turns(mask, ["p"] * rows, range(rows), [0] * rows, [False] * rows, torch.zeros(rows))
+
+
+@pytest.mark.parametrize(
+    "temperature, alpha", [(1.0, [1.479932, 0.975631, 0.544437]), (2.0, [1.910909, 0.830478, 0.258613])]
+)
+def test_three_turns(temperature, alpha):
+    turns = turns_of(MASK)
+    entropy_K = turns.mean(ENTROPY)
+    torch.testing.assert_close(entropy_K, torch.tensor([0.3, 0.8, 1.5]), atol=1e-6, rtol=0)
+    weights = aem_weights(entropy_K, turns, temperature=temperature)
+    torch.testing.assert_close(weights, torch.tensor(alpha), atol=1e-6, rtol=0)
+    assert float(weights.double().mean()) == pytest.approx(1.0, abs=1e-7)
+    shaped = aem(ADVANTAGE, ENTROPY, turns, temperature=temperature)
+    expected = torch.tensor([alpha[0], alpha[1], -alpha[2]])[:, None].expand(3, 3)
+    torch.testing.assert_close(shaped[MASK.bool()], expected[MASK.bool()], atol=1e-6, rtol=0)
+
+
+def test_two_rows():
+    rows = two_rows()
+    turns = turns_of(rows.mask)
+    entropy_K = turns.mean(rows.entropy)
+    torch.testing.assert_close(entropy_K.float(), torch.tensor([0.944197, 1.217500]), atol=1e-6, rtol=0)
+    shaped = aem(torch.tensor([[1.0] * 3, [-1.0] * 3]), rows.entropy, turns)
+    torch.testing.assert_close(shaped[:, 0], torch.tensor([1.462117, -0.537883]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("action, drift", [(0, -0.336506), (1, 0.174320), (2, 0.579785)])
+def test_entropy_drifts_by_advantage_times_relative_surprisal(action, drift):
+    """Thm 3.2.2: moving along e_a - pi changes the entropy by S(a) - H."""
+    pi = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    logits = pi.log().requires_grad_()
+    log_prob, entropy = log_probs_and_entropy(logits, torch.tensor([action]))
+    assert float(-log_prob - entropy) == pytest.approx(drift, abs=1e-6)
+    entropy.sum().backward()
+    direction = torch.nn.functional.one_hot(torch.tensor([action]), 3) - pi  # in probabilities
+    assert float((logits.grad * direction / pi).sum()) == pytest.approx(drift, abs=1e-6)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an environment must offer, and how its answers are read.
+
+An environment is one class with Gymnasium's interface, whose observations and actions are text::
+
+    class Guess:
+        def reset(self, *, seed=None, options=None):
+            self.goal = random.Random(seed).randint(1, 9)
+            return "Guess a number from 1 to 9.", {"admissible_actions": list("123456789")}
+
+        def step(self, action):
+            won = action == str(self.goal)
+            return "Yes." if won else "No.", float(won), won, False, {"won": won}
+
+        def close(self):
+            pass
+
+Name it in the configuration as ``data.env.name=my_package.my_module:Guess``; ``data.env.kwargs`` go to its
+constructor.
+
+Keys of ``info`` that are read (every one is optional):
+
+    admissible_actions  list of the actions possible now: shown, numbered on request, checked on request
+    won                 True once the goal is reached (or ``data.env.success_key``; ``success`` is read too)
+    task                the goal in words; else the last user message of the data set's row
+    task_type           a name for the kind of task
+    anchor              what identifies this state for GiGPO; else the task and the observation
+
+Rules: the same ``seed`` (and ``options``) must give the same episode, because the rollouts of a group share
+them. One object plays many episodes, each from ``reset``. Calls block and are made from one thread per
+object, never from two at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class TextEnvironment(Protocol):
+    """Gymnasium's interface with text observations and text actions."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start the episode that ``seed`` and ``options`` determine; returns (observation, info)."""
+        ...
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one action; returns (observation, reward, terminated, truncated, info)."""
+        ...
+
+    def close(self) -> None:
+        """Free what the environment holds; nothing is called afterwards."""
+        ...
+
+
+class ProtocolError(TypeError):
+    """An environment answered with something other than the interface says."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A checked answer of ``step``; after ``reset`` reward is 0 and both flags are False."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """The episode is over."""
+        return self.terminated or self.truncated
+
+    @property
+    def admissible(self) -> tuple[str, ...]:
+        """The actions possible now; empty if the environment gives none."""
+        return tuple(self.info.get("admissible_actions") or ())
+
+
+def read_reset(answer: Any) -> StepResult:
+    """Check what ``reset`` returned."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise ProtocolError(f"reset() returned {_shape(answer)}: expected (observation, info).")
+    observation, info = answer
+    return StepResult(_text(observation, "reset"), 0.0, False, False, _info(info, "reset"))
+
+
+def read_step(answer: Any) -> StepResult:
+    """Check what ``step`` returned."""
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        hint = (
+            " (observation, reward, done, info) is the interface of Gym before 0.26."
+            if _is_tuple(answer, 4)
+            else ""
+        )
+        raise ProtocolError(
+            f"step() returned {_shape(answer)}: expected (observation, reward, terminated, truncated, info)."
+            f"{hint}"
+        )
+    observation, reward, terminated, truncated, info = answer
+    reward = float(reward)
+    if not math.isfinite(reward):
+        raise ProtocolError(f"step() returned reward {reward}: expected a finite number.")
+    return StepResult(
+        _text(observation, "step"), reward, bool(terminated), bool(truncated), _info(info, "step")
+    )
+
+
+def reached_goal(last: StepResult, episode_return: float, success_key: str) -> bool:
+    """Whether the episode reached its goal.
+
+    ``info[success_key]``, else ``info["success"]``; an environment that says neither has succeeded if it
+    terminated with a positive return.
+    """
+    for key in (success_key, "success"):
+        if key in last.info:
+            return bool(last.info[key])
+    return last.terminated and episode_return > 0.0
+
+
+def _text(observation: Any, call: str) -> str:
+    if not isinstance(observation, str):
+        raise ProtocolError(
+            f"{call}() returned an observation of type {type(observation).__name__}: expected str."
+        )
+    return observation
+
+
+def _info(info: Any, call: str) -> Mapping[str, Any]:
+    if not isinstance(info, Mapping):
+        raise ProtocolError(f"{call}() returned info of type {type(info).__name__}: expected dict.")
+    actions = info.get("admissible_actions")
+    if actions is not None and (isinstance(actions, str) or not all(isinstance(a, str) for a in actions)):
+        raise ProtocolError(f"{call}() returned info['admissible_actions'] that is not a list of str.")
+    return info
+
+
+def _is_tuple(answer: Any, length: int) -> bool:
+    return isinstance(answer, tuple) and len(answer) == length
+
+
+def _shape(answer: Any) -> str:
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both agent loops share: settings, environments, sampling, and what is stored with a row. Imports verl.
+
+Schema of ``extra_fields`` of every row (besides what the rollout server put there):
+
+    turns              one dict per turn of the row: reward (environment's), penalty (>= 0), valid, anchor
+                       (what identifies the state), turn (from 0, in the episode), admissible, action
+    success            the episode reached its goal
+    task_type          the environment's name for the kind of task, or ""
+    env_error          why earlier attempts at this episode were given up, or ""
+    min_global_steps,  versions of the weights that sampled the row
+    max_global_steps
+    reward_extra_info  numbers of the episode: acc and success (0/1), return, penalty, episode_length,
+                       valid_actions (fraction), env_retried (0/1)
+
+``acc`` is verl's own name for the validation metric: with it, verl counts a dropped session as a failure in
+``val-core`` and reports the rate without them as ``acc_success_only``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import DictConfig, OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_entropy import envs
+from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
+from verl_entropy.agent.pool import EnvPool, shared_pool
+from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
+from verl_entropy.agent.settings import PATH, AgentSettings
+from verl_entropy.config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# verl makes an agent loop per session; the builder (template file, truncation count) is one per worker.
+_prompt_builder = functools.cache(PromptBuilder)
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response: the tokens exactly as the server returned them, cut to the budget."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    text: str
+    output: TokenOutput
+    seconds: float
+
+
+class TextEnvAgentLoop(AgentLoopBase):
+    """Base of both loops; ``env`` (from ``agent_loop_config_path``) is laid over ``data.env``."""
+
+    def __init__(self, *args, env: Mapping[str, Any] | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.settings = s = AgentSettings.from_mappings(_plain(self.data_config.get("env")), _plain(env))
+        self.prompt_length: int = self.rollout_config.prompt_length
+        self.response_length: int = self.rollout_config.response_length
+        self.prompts = _prompt_builder(
+            s.history_length,
+            s.show_admissible,
+            s.prompt_template,
+            s.action_format,
+            think_tag=s.think_tag,
+            action_tag=s.action_tag,
+            require_think=s.require_think,
+            system_prompt=s.system_prompt,
+            overlong=s.overlong_prompt,
+        )
+        special = set(self.tokenizer.all_special_tokens)
+        tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, s.action_tag)}
+        self._skip_special_tokens = not special & tags
+        self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
+
+    @rollout_trace_op
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> Any:
+        """Play one episode; no row at all if its environment kept failing (``data.env.on_env_failure``)."""
+        seed = self._seed(kwargs)
+        request_id = uuid4().hex
+        if self.rollout_config.full_determinism:
+            request_id = f"det-{int(priority)}-{seed}-{kwargs.get('session_id', 0)}"
+        runner = EpisodeRunner(
+            self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns
+        )
+        options = (kwargs.get("extra_info") or {}).get("options") or {}
+        try:
+            episode, policy = await runner.run(
+                lambda: self.make_policy(sampling_params, request_id),
+                seed=seed,
+                # A column of structs in a parquet file holds None for every key that a row does not set.
+                options={key: value for key, value in options.items() if value is not None},
+                task=_last_user_text(kwargs.get("raw_prompt")),
+            )
+        except SessionFailed as error:
+            logger.warning("episode of seed %d given up (%s): %s", seed, self._failure_policy(), error)
+            if self._failure_policy() == "raise":
+                raise
+            return []
+        return self.outputs(episode, policy)
+
+    # -- the two row layouts
+
+    def make_policy(self, sampling_params: dict[str, Any], request_id: str) -> Policy:
+        """A policy for one attempt at an episode."""
+        raise NotImplementedError
+
+    def outputs(self, episode: Episode, policy: Any) -> list[AgentLoopOutput]:
+        """The rows of a finished episode."""
+        raise NotImplementedError
+
+    # -- used by the policies
+
+    async def fitted_prompt(self, state: TurnState) -> FittedPrompt:
+        """The prompt of a turn, within ``rollout.prompt_length``."""
+        fit = functools.partial(
+            self.prompts.fit,
+            self.continuous_token_builder.build_initial_tokens,
+            self.prompt_length,
+            state.task,
+            state.observation,
+            state.history,
+            state.admissible,
+            state.step,
+        )
+        return await self.loop.run_in_executor(None, fit)
+
+    async def sample(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], budget: int, request_id: str
+    ) -> Response:
+        """One response of at most ``budget`` tokens."""
+        budget = min(
+            budget, self.settings.max_tokens_per_turn or budget, sampling_params.get("max_tokens") or budget
+        )
+        params = {**sampling_params, "max_tokens": budget}
+        if self._stop_token_ids:
+            params["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *self._stop_token_ids]
+        started = time.monotonic()
+        output: TokenOutput = await self.server_manager.generate(
+            request_id=request_id, prompt_ids=list(prompt_ids), sampling_params=params
+        )
+        seconds = time.monotonic() - started
+        ids = list(output.token_ids[:budget])
+        if not ids:
+            raise SessionFailed(f"the rollout server returned no tokens (stop_reason={output.stop_reason!r})")
+        log_probs = list(output.log_probs[: len(ids)]) if output.log_probs else None
+        if log_probs is not None and len(log_probs) != len(ids):
+            raise RuntimeError(
+                f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens"
+            )
+        text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return Response(ids, log_probs, text, output, seconds)
+
+    def episode_fields(self, episode: Episode) -> dict[str, Any]:
+        """The part of ``extra_fields`` that is the same for every row of an episode."""
+        length = len(episode.turns)
+        success = float(episode.success)
+        return {
+            "success": episode.success,
+            "task_type": episode.task_type,
+            "env_error": episode.env_error,
+            "reward_extra_info": {
+                "acc": success,
+                "success": success,
+                "return": episode.episode_return,
+                "penalty": episode.penalty,
+                "episode_length": float(length),
+                "valid_actions": sum(turn.valid for turn in episode.turns) / max(1, length),
+                "env_retried": float(bool(episode.env_error)),
+            },
+        }
+
+    # -- private
+
+    def _pool(self) -> EnvPool:
+        s = self.settings
+
+        def make() -> EnvPool:
+            return EnvPool(
+                functools.partial(envs.make, s.name, **s.kwargs),
+                num_envs=s.num_envs,
+                isolation=s.isolation,
+                step_timeout_s=s.step_timeout_s,
+                reset_timeout_s=s.reset_timeout_s,
+                max_env_failures=s.max_env_failures,
+            )
+
+        return shared_pool(s.pool_key, make)
+
+    def _seed(self, row: Mapping[str, Any]) -> int:
+        """The same for all rollouts of a group: ``extra_info.seed``, else ``.index``, else from the uid."""
+        info = row.get("extra_info") or {}
+        for key in ("seed", "index"):
+            if info.get(key) is not None:
+                return int(info[key]) + self.settings.seed
+        _warn_unseeded()
+        return (zlib.crc32(str(row.get("uid", "")).encode()) + self.settings.seed) % 2**31
+
+    def _failure_policy(self) -> str:
+        if self.settings.on_env_failure != "auto":
+            return self.settings.on_env_failure
+        # verl's group filter stops the run at a finished group without rows; a failed one it skips.
+        filtered = OmegaConf.select(self.config, "algorithm.filter_groups.enable", default=False)
+        return "raise" if filtered else "drop"
+
+    def _closing_tag_ids(self) -> list[int]:
+        tag = f"</{self.settings.action_tag}>"
+        ids = self.tokenizer.encode(tag, add_special_tokens=False)
+        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+            raise ConfigError(
+                f"{PATH}.stop_at_action=True: {tag} is not one token of this tokenizer, and verl's rollout "
+                f"servers stop at single tokens only. Set {PATH}.stop_at_action=False, or use one-token tags."
+            )
+        return ids
+
+
+@functools.cache
+def _warn_unseeded() -> None:
+    logger.warning(
+        "the data set's rows have neither extra_info.seed nor extra_info.index: every step draws new "
+        "episodes, and a second run draws others. Add the column to make runs repeatable."
+    )
+
+
+def _plain(section: Any) -> Any:
+    return OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
+
+
+def _last_user_text(messages: Any) -> str:
+    """The last user message of the data set's row; images and the like are left out."""
+    for message in reversed(list(messages if messages is not None else [])):
+        if message.get("role") != "user":
+            continue
+        content = message.get("content")
+        if isinstance(content, str):
+            return content.strip()
+        return " ".join(part.get("text", "") for part in content or [] if part.get("type") == "text").strip()
+    return ""
+
+
+def metrics(generate_s: float, environment_s: float, num_preempted: int | None) -> AgentLoopMetrics:
+    """verl's per-row timings; the environment takes the place of tools."""
+    return AgentLoopMetrics(
+        generate_sequences=generate_s,
+        tool_calls=environment_s,
+        num_preempted=-1 if num_preempted is None else num_preempted,
+    )

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the agent loops: ``data.env.*`` in verl's configuration.
+
+``data`` is one of the sections that verl hands on as it is, to the data set and to every agent loop, so
+``data.env`` composes from the command line (``+data.env.name=household``), from a preset (no ``+``
+afterwards) and from a YAML file alike. Several environments in one run: give each a name in
+``rollout.agent.agent_loop_config_path`` with an ``env:`` mapping that is laid over ``data.env``, and choose
+per row with the data set's column ``agent_name``::
+
+    - name: kitchen
+      _target_: verl_entropy.agent.stepwise.StepwiseAgentLoop
+      env: {name: household, kwargs: {task_types: [heat]}}
+
+A row of the data set chooses its episode by ``extra_info: {seed: 7, options: {...}}``, which go to ``reset``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_entropy.config import ConfigError, parse, setting
+
+PATH = "data.env"
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Every setting of ``stepwise_env`` and ``span_env``."""
+
+    # environment
+    name: str = setting("household", "environment: a name of verl_entropy.envs, or package.module:Class")
+    kwargs: dict = setting({}, "arguments of its constructor")
+    seed: int = setting(0, "added to the seed of every row", ge=0)
+    max_turns: int = setting(50, "turns after which an episode is cut (ALFWorld's limit)", ge=1)
+    success_key: str = setting("won", "key of info that says the goal is reached")
+
+    # prompt
+    history_length: int = setting(2, "last turns shown in a step-wise prompt (verl-agent's default)", ge=0)
+    show_admissible: bool = setting(True, "list the admissible actions in the prompt")
+    prompt_template: str = setting(
+        "default", "default, compact, the path of a template, or a text with {observation}"
+    )
+    system_prompt: str = setting("", "system message; empty: none")
+    overlong_prompt: str = setting(
+        "truncate",
+        "a prompt that is too long without history and actions: truncate the observation by words, or error",
+        choices=("truncate", "error"),
+    )
+
+    # answer
+    think_tag: str = setting("think", "name of the tags around the thought")
+    action_tag: str = setting("action", "name of the tags around the action")
+    require_think: bool = setting(True, "an answer without a thought before the action is invalid")
+    think_in_prompt: bool = setting(
+        False, "the chat template already opens the thought, so the answer only closes it"
+    )
+    strict_format: bool = setting(False, "text outside the tags makes an answer invalid")
+    action_format: str = setting(
+        "text",
+        "the action is written as text, as its number in the list, or either",
+        choices=("text", "number", "either"),
+    )
+    require_admissible: bool = setting(True, "an action outside the admissible ones is invalid")
+    invalid_action: str = setting(
+        "raw",
+        "what an invalid answer does: raw (the tagged action if there is one, else the answer's end, as "
+        "verl-agent), noop (noop_action) or first (the first admissible action)",
+        choices=("raw", "noop", "first"),
+    )
+    noop_action: str = setting("", "action of invalid_action=noop")
+    max_tokens_per_turn: int | None = setting(
+        None, "tokens of one answer; null: only rollout.response_length limits it", ge=1
+    )
+    stop_at_action: bool = setting(False, "stop sampling at the closing action tag, if that is one token")
+
+    # reward
+    invalid_action_penalty: float = setting(
+        0.1, "subtracted for each invalid turn (verl-agent's default)", ge=0.0
+    )
+    penalty_in_score: bool = setting(
+        True, "the score of an episode is its return minus its penalties, else its return"
+    )
+
+    # workers
+    num_envs: int = setting(64, "environments open at once in each agent-loop worker", ge=1)
+    isolation: str = setting(
+        "thread",
+        "run an environment in a thread, or in a process that can be killed",
+        choices=("thread", "process"),
+    )
+    step_timeout_s: float = setting(60.0, "seconds for one step, then the environment counts as hung", gt=0.0)
+    reset_timeout_s: float = setting(120.0, "seconds for building an environment, and for one reset", gt=0.0)
+    episode_retries: int = setting(1, "times an episode starts afresh after its environment failed", ge=0)
+    max_env_failures: int = setting(
+        64, "failures in a row (or hung threads left behind) in one agent-loop worker that end the run", ge=1
+    )
+    on_env_failure: str = setting(
+        "auto",
+        "an episode whose environment keeps failing: drop it and train on the rest of its group, or raise "
+        "(verl then marks the group as failed); auto: raise under algorithm.filter_groups, else drop",
+        choices=("auto", "drop", "raise"),
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("think_tag", "action_tag"):
+            if not _TAG.fullmatch(getattr(self, key)):
+                raise ConfigError(
+                    f"{PATH}.{key}={getattr(self, key)!r}: letters, digits, - and _ only, without < >. "
+                    f"Set {PATH}.{key}=action."
+                )
+        if self.think_tag.lower() == self.action_tag.lower():
+            raise ConfigError(f"{PATH}.think_tag={self.think_tag!r}: must differ from {PATH}.action_tag.")
+        if self.invalid_action == "noop" and not self.noop_action.strip():
+            raise ConfigError(
+                f"{PATH}.noop_action='': {PATH}.invalid_action=noop needs an action. "
+                f"Set {PATH}.noop_action=look."
+            )
+        if self.action_format == "number" and not self.show_admissible:
+            raise ConfigError(
+                f"{PATH}.show_admissible=False: {PATH}.action_format=number needs the list. "
+                f"Set {PATH}.show_admissible=True."
+            )
+        if not self.name.strip():
+            raise ConfigError(f"{PATH}.name='': must name an environment. Set {PATH}.name=household.")
+
+    @classmethod
+    def from_mappings(cls, *sections: Mapping[str, Any] | None) -> AgentSettings:
+        """Settings from plain mappings, later ones laid over earlier ones (``kwargs`` key by key)."""
+        merged: dict[str, Any] = {}
+        for section in sections:
+            if section is None:
+                continue
+            if not isinstance(section, Mapping):
+                raise ConfigError(f"{PATH}={section!r}: expected a mapping. Set +{PATH}.name=household.")
+            kwargs = {**(merged.get("kwargs") or {}), **(section.get("kwargs") or {})}
+            merged.update(section)
+            merged["kwargs"] = kwargs
+        return parse(cls, merged, PATH)
+
+    @property
+    def pool_key(self) -> str:
+        """Equal for settings that can share open environments."""
+        keys = (
+            "name",
+            "kwargs",
+            "num_envs",
+            "isolation",
+            "step_timeout_s",
+            "reset_timeout_s",
+            "max_env_failures",
+        )
+        return json.dumps({key: getattr(self, key) for key in keys}, sort_keys=True, default=repr)

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU backend for verl's V1 trainer: for development, continuous integration and the first run, not for
+training a model that you want to keep.
+
+It is chosen by the environment variable ``VERL_PLATFORM=cpu`` alone and never detected by itself: without
+that variable nothing in this package is imported. It goes through verl's own registries:
+
+    PlatformRegistry                   a platform called ``cpu``
+    EngineRegistry                     FSDP and FSDP2 engines for device ``cpu``: gloo, any world size
+    rollout and replica registry       ``actor_rollout_ref.rollout.name=hf``: a transformers server
+
+Two functions of verl have no registry and are wrapped: the process group initialisers, whose backend string
+torch refuses on a CPU (``process_group``), and the builder of the replay buffer, which polls every 2 seconds
+(``polling``).
+
+``launch.cpu_env()`` and ``launch.cpu_overrides()`` give the environment and the command line of a run.
+"""

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that ``VERL_PLATFORM=cpu`` switches on, hung on the verl modules that it belongs to.
+
+The engines are not among it: ``engine.register_engines`` needs the language-model engine of
+``verl_entropy.glue`` as its base.
+"""
+
+from __future__ import annotations
+
+from verl_entropy import hooks
+from verl_entropy.cpu import platform, polling, process_group, rollout
+
+CALLBACKS = {
+    "verl.utils.distributed": process_group.patch,
+    "verl.workers.rollout.base": rollout.register_rollout,
+    "verl.workers.rollout.replica": rollout.register_replica,
+    "verl.trainer.ppo.v1.trainer_base": polling.patch,
+}
+
+
+def install() -> None:
+    """Register the platform now and the rest after the import of its module."""
+    platform.register()
+    for module, callback in CALLBACKS.items():
+        hooks.after_import(module, callback)

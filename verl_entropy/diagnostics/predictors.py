@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First-order predictors of the change of entropy, from numbers that a training step has anyway.
+
+They rest on different assumptions and can disagree in sign: log all of them. A positive value predicts rising entropy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verl_entropy.turns import Turns
+
+
+def token_mean(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """Mean over the valid tokens in fp32, 0-d; 0 on an empty mask."""
+    total = torch.where(mask_RT, x_RT.float(), 0.0).sum(dtype=torch.float64)
+    return (total / mask_RT.sum().clamp_min(1)).float()
+
+
+def repo_predictor(advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """-mean(A L pi) with L = log pi + H: REPO, Cor. 1, for a softmax policy whose logits take a gradient step.
+
+    Per unit of learning rate, exact for one state if A is centred under the policy. Shapes [R, T]; 0-d
+    result.
+    """
+    centred = log_prob_RT + entropy_RT
+    return -token_mean(advantages_RT * centred * log_prob_RT.exp(), mask_RT)
+
+
+def covariance_predictor(advantages_RT: Tensor, log_prob_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """-Cov(A, log pi) over the valid tokens (ddof 0): Cui et al., arXiv 2505.22617, for a natural-gradient step.
+
+    Shapes [R, T]; 0-d result. It pools tokens of all states, while the theorem is per state.
+    """
+    advantages = advantages_RT - token_mean(advantages_RT, mask_RT)
+    return -token_mean(advantages * (log_prob_RT - token_mean(log_prob_RT, mask_RT)), mask_RT)
+
+
+def discriminator_predictor(
+    advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, vocab_centre_RT: Tensor, mask_RT: Tensor
+) -> Tensor:
+    """-mean(A (S - N)), S = pi (H + log pi), N = sum_v pi_v^2 (H + log pi_v): arXiv 2602.03392, Thm 3.3.
+
+    The change per unit of step of the policy-gradient update of each sampled token; N from
+    ``transforms.clip_v.vocab_centre``. Shapes [R, T]; 0-d result.
+    """
+    score = log_prob_RT.exp() * (entropy_RT + log_prob_RT)
+    return -token_mean(advantages_RT * (score - vocab_centre_RT), mask_RT)
+
+
+def likelihood_covariance(log_prob_RT: Tensor, delta_log_prob_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """Cov(log pi, d log pi) over the valid tokens (ddof 0); below 0 entropy rises (SEAL, arXiv 2605.27954, Lemma 3.4).
+
+    ``delta_log_prob_RT`` is the realised change of the log-probability of the same tokens. Note the sign:
+    unlike the predictors above, negative means rising. Shapes [R, T]; 0-d result.
+    """
+    return -covariance_predictor(delta_log_prob_RT, log_prob_RT, mask_RT)
+
+
+def _group_mean(value_K: Tensor, turns: Turns) -> Tensor:
+    zeros = torch.zeros(turns.num_groups, dtype=torch.float64, device=value_K.device)
+    total = zeros.index_add(0, turns.group_K, value_K.double())
+    count = zeros.index_add(0, turns.group_K, torch.ones_like(value_K, dtype=torch.float64))
+    return (total / count.clamp_min(1.0))[turns.group_K].float()
+
+
+def aem_drift(advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, turns: Turns) -> dict[str, Tensor]:
+    """Mean over turns of A (S - H_resp), the entropy drift of AEM (arXiv 2605.00425, Thm 3.2); positive: entropy rises.
+
+    S = -log pi(response). The response entropy H_resp is not observable; the readings differ in what stands
+    for S - H_resp:
+
+        surprisal             S minus the mean of S over the prompt group
+        surprisal_per_token   the same for S / length
+        entropy_proxy         mean token entropy minus its group mean (AEM's own proxy, the predictable part)
+        martingale            (S - sum_t H_t) / length, the zero-mean noise that the proxy leaves out
+
+    Group means are a baseline only for turns that share their state (the first turn); later turns differ in
+    state. Shapes [R, T]; 0-d results, 0 without turns.
+    """
+    advantage_K, surprisal_K = turns.mean(advantages_RT), -turns.sum(log_prob_RT)
+    per_token_K, entropy_K = -turns.mean(log_prob_RT), turns.mean(entropy_RT)
+    difference = {
+        "surprisal": surprisal_K - _group_mean(surprisal_K, turns),
+        "surprisal_per_token": per_token_K - _group_mean(per_token_K, turns),
+        "entropy_proxy": entropy_K - _group_mean(entropy_K, turns),
+        "martingale": per_token_K - entropy_K,
+    }
+    return {name: (advantage_K * d).sum() / max(turns.num_turns, 1) for name, d in difference.items()}
+
+
+def clip_fractions(
+    log_prob_RT: Tensor, old_log_prob_RT: Tensor, advantages_RT: Tensor, mask_RT: Tensor, *, eps_low: float, eps_high: float
+) -> tuple[Tensor, Tensor]:
+    """Shares of valid tokens clipped above (w > 1 + eps_high, A > 0) and below (w < 1 - eps_low, A < 0); REPO, appendix A.1.
+
+    Rounding of 16-bit logits moves tokens from the lower to the upper side, so the two are worth logging
+    apart.
+    """
+    ratio = (log_prob_RT - old_log_prob_RT).exp()
+    high = token_mean(((ratio > 1.0 + eps_high) & (advantages_RT > 0)).float(), mask_RT)
+    low = token_mean(((ratio < 1.0 - eps_low) & (advantages_RT < 0)).float(), mask_RT)
+    return high, low

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entropy at the start and the end of an episode, and entropy summed over training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verl_entropy.turns import Turns
+
+
+@dataclass(frozen=True)
+class EntropyWindows:
+    """Mean entropy (nats) of the first and last n units of a trajectory, averaged over trajectories."""
+
+    early: float
+    late: float
+    overlap: float
+    """Share of trajectories shorter than 2n, whose two windows share units."""
+
+
+def _window_means(value: Tensor, rank: Tensor, length_J: Tensor, trajectory: Tensor, n: int) -> EntropyWindows:
+    """``value`` of units with their ``rank`` in their trajectory of ``length_J`` units."""
+    if n < 1:
+        raise ValueError(f"n={n}: must be >= 1 (units in a window). Use 10.")
+    present = length_J > 0
+    if not bool(present.any()):
+        return EntropyWindows(math.nan, math.nan, math.nan)
+
+    def mean(inside: Tensor) -> float:
+        total = torch.zeros(len(length_J), dtype=torch.float64, device=value.device)
+        total = total.index_add(0, trajectory[inside], value[inside].double())
+        return float((total[present] / length_J[present].clamp(max=n)).mean())
+
+    late = rank >= length_J[trajectory] - n
+    return EntropyWindows(mean(rank < n), mean(late), float((length_J[present] < 2 * n).double().mean()))
+
+
+def windows_by_turn(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWindows:
+    """First and last ``n`` turns; a turn's value is the mean entropy of its tokens.
+
+    Source: EPO (arXiv 2509.22576), Fig. 1 and 7, whose caption says trajectory steps; the authors' code logs
+    the entropy of each environment step.
+    """
+    length_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories)
+    return _window_means(turns.mean(entropy_RT), turns.index_K, length_J, turns.trajectory_K, n)
+
+
+def windows_by_token(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWindows:
+    """First and last ``n`` trained tokens of the whole episode.
+
+    Source: EPO, appendix B.4.1 (n = 10), which contradicts the caption; hence both.
+    """
+    row, column = turns.mask_RT.nonzero(as_tuple=True)
+    turn = turns.turn_RT[row, column]
+    # Tokens come row by row; turn ids follow trajectories and positions, so a stable sort by turn gives episode order.
+    order = turn.argsort(stable=True)
+    trajectory = turns.trajectory_K[turn[order]]
+    length_J = torch.bincount(trajectory, minlength=turns.num_trajectories)
+    start_J = length_J.cumsum(0) - length_J
+    rank = torch.arange(len(order), device=order.device) - start_J[trajectory]
+    row, column = row[order], column[order]
+    return _window_means(entropy_RT[row, column].float(), rank, length_J, trajectory, n)
+
+
+class CumulativeEntropy:
+    """Running sum over iterations of the mean token entropy (REPO, appendix E.3).
+
+    It predicts test accuracy there better than the iteration does. A non-finite entropy is left out.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, entropy: float) -> float:
+        """Add this iteration's mean token entropy (nats) and return the sum."""
+        entropy = float(entropy)
+        if math.isfinite(entropy):
+            self.total += entropy
+        return self.total
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain JSON values."""
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore ``state_dict``; a missing or surplus key is an error."""
+        if set(state) != {"total"}:
+            raise ValueError(f"cumulative entropy state has keys {sorted(state)}: expected ['total']. Use a matching checkpoint.")
+        self.total = float(state["total"])

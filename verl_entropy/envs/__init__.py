@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments with Gymnasium's reset / step interface, and `make`, which builds one by name or class path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+ENVIRONMENTS = {"household": "verl_entropy.envs.household:HouseholdEnv"}
+
+
+def resolve(name: str) -> Any:
+    """The class (or factory) behind a registered name or a `package.module:Class` path."""
+    path = ENVIRONMENTS.get(name, name)
+    module, _, attribute = path.partition(":")
+    expected = f"use one of {', '.join(sorted(ENVIRONMENTS))} or a class path 'package.module:Class'"
+    if not module or not attribute:
+        raise ValueError(f"environment={name!r} is not known; {expected}")
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"environment={name!r}: module {module!r} does not import ({error}); {expected}") from error
+    if attribute not in vars(imported):
+        raise ValueError(f"environment={name!r}: module {module!r} has no {attribute!r}; {expected}")
+    return vars(imported)[attribute]
+
+
+def make(name_or_class_path: str, **kwargs: Any) -> Any:
+    """Build an environment: `make("household", split="train")` or `make("package.module:Class", ...)`."""
+    return resolve(name_or_class_path)(**kwargs)
