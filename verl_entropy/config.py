@@ -280,13 +280,18 @@ class Adapo:
 class Seal:
     """Auxiliary success classifier on the last hidden states (arXiv 2605.27954, Eq. 3)."""
 
-    alpha: float = setting(0.02, "weight of the loss (authors' README); 0: the head trains nothing", ge=0.0)
+    alpha: float = setting(0.02, "weight of the loss (authors' README); 0: no head", ge=0.0)
     layers: int = setting(3, "linear layers of the head (authors' README: porj_layer=3)", ge=1, le=16)
     dropout: float = setting(0.1, "dropout between the layers, off in the log-prob pass", ge=0.0, lt=1.0)
     hidden_shift: str = setting(
         "predicting",
         "state that predicts the token (Lemma 3.2) or the token's own state (sec. 4.1)",
         choices=("predicting", "token"),
+    )
+    label: str = setting(
+        "success",
+        "what the head learns: success of the trajectory (Eq. 3), or the sign of each token's advantage (authors' code)",
+        choices=("success", "advantage"),
     )
     skip_uniform_groups: bool = setting(False, "leave out groups that are all correct or all wrong")
     success_threshold: float = setting(0.0, "a trajectory without a success flag is correct if its score is above this")

@@ -144,7 +144,9 @@ def read(raw: Mapping[str, Any]) -> Plan:
     seal_choice = None
     if seal is not None:
         head = registry.get("head", "seal")
-        seal_choice = Choice(head, config.parse(config.Seal, _section(seal, config.SEAL_PATH), config.SEAL_PATH))
+        settings = config.parse(config.Seal, _section(seal, config.SEAL_PATH), config.SEAL_PATH)
+        # A head of weight 0 trains nothing: it is left out, and the run is the one without it, bit for bit.
+        seal_choice = Choice(head, settings) if settings.alpha > 0 else None
     unused = _unused(ours, ("estimator", "transform"), {base, *transforms})
     unused += _unused(loss_section, ("loss", "clip", "regularizer"), {loss_mode, str(clip), str(regularizer)})
     return Plan(

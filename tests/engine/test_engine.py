@@ -20,7 +20,7 @@ def close(a, b, **tolerance):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_neutral_settings_are_bit_equal_to_stock_verl(one, strategy):
-    """Head with alpha 0, EPO with lambda 0 and our log-prob pass: the same bits as verl's engine without any of it."""
+    """No head (alpha 0), EPO with lambda 0 and our log-prob pass: the same bits as verl's engine without any of it."""
     stock, neutral = one[f"{strategy}-stock"], one[f"{strategy}-neutral"]
     for name in ("log_probs", "entropy"):
         assert all(torch.equal(a, b) for a, b in zip(stock["inference"][name], neutral["inference"][name], strict=True))

@@ -21,6 +21,7 @@ from verl_entropy.envs.household_world import (
     SPLITS,
     TASK_TYPES,
     TASK_VERB,
+    PLACES,
     Episode,
     draw_episode,
     kind,
@@ -30,7 +31,7 @@ __all__ = ["DIFFICULTIES", "SPLITS", "TASK_TYPES", "HouseholdEnv", "HouseholdExp
 
 WIN_REWARD = 10.0  # what ALFWorld's users train on: 10 for a solved task, 0 for everything else
 FAILED = "That does not work."
-_PHRASES = f"{FAILED} You are in at see. On it: In nothing. It is closed. Doors: hold look go to open close take from move with use on"
+_PHRASES = f"{FAILED} You are in at see. On it: In nothing. It is closed. Doors: hold look go to open close take from move with use on places"
 
 
 class HouseholdEnv:
@@ -39,6 +40,8 @@ class HouseholdEnv:
     What is inside a receptacle is seen only from there, and inside a closed one not at all. One thing can be carried.
     Reward is 10 on the turn that solves the task (`terminated`) and 0 otherwise; `truncated` after `max_turns` turns.
     An action that is not in `info["admissible_actions"]` costs a turn and changes nothing.
+
+    `list_places` adds the names of all receptacles to the task, for models too small to remember a first look around.
 
     `reset(seed=...)` chooses the task: the same seed gives the same episode, so the members of a group are equal.
     Splits: `train`; `seen` (train's layouts, episodes never in train); `unseen` (layouts never in train).
@@ -50,6 +53,7 @@ class HouseholdEnv:
         task_types: Sequence[str] | None = None,
         max_turns: int | None = None,
         difficulty: str = "full",
+        list_places: bool = False,
     ) -> None:
         _choose("split", split, SPLITS)
         _choose("difficulty", difficulty, tuple(DIFFICULTIES))
@@ -59,7 +63,7 @@ class HouseholdEnv:
             raise ValueError(f"task_types={task_types!r} must be a non-empty list of {TASK_TYPES}; leave it out for all")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; leave it out for the difficulty's default")
-        self.split, self.difficulty = split, difficulty
+        self.split, self.difficulty, self.list_places = split, difficulty, list_places
         self.task_types = tuple(task_types or TASK_TYPES)
         self.max_turns = max_turns or DIFFICULTIES[difficulty].max_turns
         self._seeds = random.Random()
@@ -68,7 +72,7 @@ class HouseholdEnv:
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the episode of `seed` (None: the next of this environment's own sequence).
 
-        `options={"task_type": ...}` restricts the draw to one family for this episode.
+        `options={"task_type": ..., "split": ...}` restricts the draw to one family, or takes another split, for this episode.
         """
         if seed is None:
             seed = self._seeds.randrange(2**31)
@@ -78,7 +82,9 @@ class HouseholdEnv:
         if options and "task_type" in options:
             _choose("options['task_type']", options["task_type"], TASK_TYPES)
             task_types = (options["task_type"],)
-        self._episode = episode = draw_episode(int(seed), self.difficulty, self.split, task_types)
+        split = (options or {}).get("split", self.split)
+        _choose("options['split']", split, SPLITS)
+        self._episode = episode = draw_episode(int(seed), self.difficulty, split, task_types)
         self._room_of = episode.layout.room_of
         self._contents: dict[str, list[str]] = {receptacle: [] for receptacle in self._room_of}
         for item, receptacle in (*episode.layout.lamps.items(), *episode.places.items()):
@@ -116,10 +122,14 @@ class HouseholdEnv:
         return {
             "admissible_actions": list(self._actions),
             "won": self._won,
-            "task": self._episode.task,
+            "task": self._task(),
             "task_type": self._episode.task_type,
             "turns": self._turns,
         }
+
+    def _task(self) -> str:
+        places = f"{PLACES}{', '.join(sorted(self._room_of))}" if self.list_places else ""
+        return f"{self._episode.task}{places}"
 
     def _closed(self, receptacle: str) -> bool:
         return kind(receptacle) in OPENABLE and receptacle not in self._open

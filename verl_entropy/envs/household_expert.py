@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from verl_entropy.envs.household_world import APPLIANCES, LAMP_PLACES, OBJECTS, ROOMS, kind
+from verl_entropy.envs.household_world import APPLIANCES, LAMP_PLACES, OBJECTS, PLACES, ROOMS, kind
 
 _TASK = re.compile(r"(put|look at) (?:(clean|hot|cool|two) )?(\w+) (?:in|under) (\w+)")
 _ROOM = re.compile(r"\bin ([a-z]+)\.")
@@ -23,7 +23,7 @@ class HouseholdExpert:
     """
 
     def __init__(self, task: str) -> None:
-        match = _TASK.fullmatch(task)
+        match = _TASK.fullmatch(task.split(PLACES)[0])
         if match is None:
             raise ValueError(f"task={task!r} is not a household task; pass info['task'] of HouseholdEnv")
         verb, self._state, self._object, self._target = match.groups()

@@ -82,6 +82,9 @@ OBJECTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cloth": (_BATH, ("clean",)),
 }
 
+PLACES = ". Places: "
+"""Between a task and the list of receptacles, where the task carries one."""
+
 MAX_PER_RECEPTACLE = 3  # at the start; keeps what is seen at one place to a short sentence
 
 
@@ -100,6 +103,8 @@ class Difficulty:
 
 
 DIFFICULTIES = {
+    # A small kitchen: what a model of 0.2 M parameters masters within a minute of imitation (the quickstart).
+    "tiny": Difficulty((("kitchen",),), (1, 1), (0, 1), 3, 6, 8, 4, 2),
     # One room, four to seven receptacles, plans of 3 to 8 turns: what a model of 0.2 M parameters can learn on a CPU.
     "easy": Difficulty((("kitchen",), ("bedroom",), ("livingroom",)), (2, 3), (1, 3), 3, 8, 12, 24, 12),
     # Two or three rooms and up to twenty objects; 50 turns is ALFWorld's usual limit.

@@ -151,6 +151,8 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
         ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
         if result.mask_RT is not None:
             keep_RT = result.mask_RT if keep_RT is None else keep_RT & result.mask_RT
+            # Later statistics are over what is left.
+            ctx.turns = ctx.turns_of(ctx.mask_RT & keep_RT)
     if not bool(torch.isfinite(advantages_RT[ctx.mask_RT]).all()):
         raise RuntimeError(
             f"verl-entropy: non-finite advantages after {ctx.plan.base} -> {[t.name for t in ctx.plan.transforms]} at step "

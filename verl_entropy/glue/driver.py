@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 from types import ModuleType
 from typing import Any
 
@@ -114,6 +116,36 @@ def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:
     return [head + owner, *chosen.describe()]
 
 
+def check_environment(config: DictConfig) -> None:
+    """``data.env`` must hold known settings and name a class that imports; data given as JSON lines must be whole."""
+    if "env" not in config.data or config.data.env is None:
+        return
+    from verl_entropy import envs
+    from verl_entropy.agent.settings import PATH, AgentSettings
+
+    settings = AgentSettings.from_mappings(OmegaConf.to_container(config.data.env, resolve=True))
+    try:
+        envs.resolve(settings.name)
+    except ValueError as error:
+        raise ConfigError(f"{PATH}.name: {error}") from None
+    for key in ("train_files", "val_files"):
+        files = config.data.get(key) or []
+        for file in [files] if isinstance(files, str) else files:
+            if str(file).endswith((".json", ".jsonl")) and os.path.isfile(file):
+                _check_json_lines(str(file), f"data.{key}")
+
+
+def _check_json_lines(path: str, key: str) -> None:
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{key}={path}: line {number} is not JSON ({error}). Mend or remove that line.") from None
+            if line.strip() and not isinstance(row, dict):
+                raise ConfigError(f"{key}={path}: line {number} is not an object with the columns of a row.")
+
+
 def wrap(module: ModuleType) -> None:
     """Make ``verl.utils.config.validate_config`` read our settings first."""
     original = module.validate_config
@@ -121,6 +153,7 @@ def wrap(module: ModuleType) -> None:
     @functools.wraps(original)
     def validate_config(config, *args, **kwargs):
         try:
+            check_environment(config)
             chosen = prepare(config)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None

@@ -14,7 +14,7 @@ from verl_entropy.numerics import aggregate
 from verl_entropy.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.regularizers.epo import epo_regularizer
 from verl_entropy.regularizers.siren import siren_loss, siren_surrogate
-from verl_entropy.seal.loss import seal_loss, seal_parts
+from verl_entropy.seal.loss import advantage_label, seal_loss, seal_parts
 
 
 def _column(ctx: LossContext, name: str) -> torch.Tensor:
@@ -110,11 +110,14 @@ def _seal(ctx: LossContext, s) -> torch.Tensor:
     mask_RT = ctx.loss_mask_RT
     logits_RT = torch.zeros(mask_RT.shape, dtype=torch.float32, device=logits_N.device)
     logits_RT = logits_RT.masked_scatter(mask_RT, logits_N.float())
-    label_R = ctx.micro_batch["verl_entropy_label"]
+    if s.label == "advantage":
+        label = advantage_label(_column(ctx, "advantages"))
+    else:
+        label = ctx.micro_batch["verl_entropy_label"]
     weight_R = ctx.micro_batch["verl_entropy_head_weight"] if s.skip_uniform_groups else None
-    loss_RT = seal_loss(logits_RT, label_R, mask_RT, row_weight_R=weight_R)
+    loss_RT = seal_loss(logits_RT, label, mask_RT, row_weight_R=weight_R)
     ctx.token_means["seal/loss"] = loss_RT
-    ctx.token_means.update({f"seal/{k}": v for k, v in seal_parts(logits_RT, label_R, mask_RT).items()})
+    ctx.token_means.update({f"seal/{k}": v for k, v in seal_parts(logits_RT, label, mask_RT).items()})
     loss = aggregate(loss_RT, mask_RT, "token-mean", num_tokens=ctx.num_tokens, num_rows=ctx.num_rows, dp_size=ctx.dp_size)
     return s.alpha * loss
 

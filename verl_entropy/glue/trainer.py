@@ -66,27 +66,29 @@ def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) 
     return [bool(s > threshold) if flag is None else bool(flag) for flag, s in zip(flags, score_R.tolist(), strict=True)]
 
 
-def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict], torch.Tensor]:
-    """Turns of a batch of verl, its extra fields, and the mask of trained tokens."""
+def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float):
+    """Function from a mask of trained tokens to the turns of a batch of verl, and the rows' extra fields."""
     width = data.batch["response_mask"].shape[1]
     sessions, positions = zip(*((k.rsplit("_", 1)[0], int(k.rsplit("_", 1)[1])) for k in keys), strict=True)
     uid_R = data.non_tensor_batch["uid"]
     padding_R = np.array([str(u).startswith(PAD_UID) for u in uid_R])
     extra = [dict(row) for row in rows["extra_fields"]]
     score_R = data.batch["token_level_rewards"].float().sum(-1)
-    mask_RT = data.batch["response_mask"].bool()
-    turns = build_turns(
-        mask_RT,
-        group_R=list(uid_R),
-        trajectory_R=list(sessions),
-        position_R=list(positions),
-        padding_R=torch.as_tensor(padding_R),
-        score_R=score_R,
-        turn_fields=_turn_fields(extra, padding_R),
-        success_R=_success(extra, score_R, threshold),
-        spans_mask_RT=_padded(rows["response_mask"], width).bool(),
-    )
-    return turns, extra, mask_RT
+
+    def turns_of(mask_RT: torch.Tensor) -> Turns:
+        return build_turns(
+            mask_RT,
+            group_R=list(uid_R),
+            trajectory_R=list(sessions),
+            position_R=list(positions),
+            padding_R=torch.as_tensor(padding_R),
+            score_R=score_R,
+            turn_fields=_turn_fields(extra, padding_R),
+            success_R=_success(extra, score_R, threshold),
+            spans_mask_RT=_padded(rows["response_mask"], width).bool(),
+        )
+
+    return turns_of, extra
 
 
 def _fetch(call: Call, keys: list[str]) -> Any:
@@ -108,14 +110,16 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     rows = _fetch(call, batch_keys)
     plan = call.run.plan
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
-    turns, extra, mask_RT = rows_to_turns(data, rows, list(batch_keys), threshold)
+    turns_of, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
+    mask_RT = data.batch["response_mask"].bool()
     entropy_RT = _padded(rows["entropy"], mask_RT.shape[1]).float() if "entropy" in rows.keys() else None
     old_log_probs = data.batch["old_log_probs"].float() if "old_log_probs" in data.batch.keys() else None
     ctx = context.AdvantageContext(
         plan=plan,
         step=int(call.trainer.global_steps),
         total_steps=int(call.trainer.total_training_steps),
-        turns=turns,
+        turns=turns_of(mask_RT),
+        turns_of=turns_of,
         mask_RT=mask_RT,
         entropy_RT=entropy_RT,
         old_log_probs_RT=old_log_probs,

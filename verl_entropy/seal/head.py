@@ -9,6 +9,7 @@ from collections import OrderedDict
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class SealHead(nn.Module):
@@ -68,6 +69,14 @@ class SealHead(nn.Module):
                 module.reset_parameters()
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (...,) of the states (..., D). Under autograd only ``hidden`` and the random state are kept: backward runs the
+        head again, which costs a third of its FLOPs and saves about 28 KB per token at D = 1536.
+        """
+        if torch.is_grad_enabled():
+            return checkpoint(self._logits, hidden, use_reentrant=False)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         hidden = self.body(hidden.to(self.out.weight.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.float(), self.out.weight.float(), self.out.bias.float()).squeeze(-1)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the benchmarks of this folder and write results.json, from which README.md takes its figures.
+
+    python tests/benchmarks/run_all.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def measure(name: str, *arguments: str) -> dict[str, Any]:
+    """The JSON that one benchmark writes; its tables go to the screen."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        subprocess.run([sys.executable, str(HERE / f"{name}.py"), *arguments, "--json", str(out)], check=True)
+        return json.loads(out.read_text())
+
+
+def main() -> None:
+    advantages, numerics = measure("bench_advantages"), measure("bench_numerics")
+    head, transforms = measure("bench_seal_head"), measure("bench_transforms")
+    step = {row["6,400 rows x 512 tokens"]: row["ms"] for row in advantages["step"]}
+    values = head["results"]
+    rows = [
+        ("GiGPO, 16 prompts x 8 rollouts x 50 turns, one core", f"{step['gigpo']:.1f} ms"),
+        ("AEM, the same batch", f"{step['aem']:.1f} ms"),
+        ("turns of the same batch, shared by all methods", f"{step['build_turns']:.0f} ms"),
+    ]
+    rows += [
+        (f"{name}, 6,400 rows x 512 tokens, one core", f"{r['ms']:.1f} ms") for name, r in sorted(transforms["results"].items())
+    ]
+    rows += [
+        ("SEAL head, share of the FLOPs of a Qwen2.5-1.5B update, equal tokens", f"{values['head / actor, same tokens']:.2%}"),
+        ("the same with 512 response tokens of 2,560", f"{values['head / actor, 512 of 2560 tokens']:.2%}"),
+        ("SEAL head, kept for backward per response token", f"{values['head bytes kept per response token']:,.0f} bytes"),
+        ("SEAL head, weights, gradient and Adam", f"{values['head MB of weights, gradient and Adam']:.0f} MB"),
+    ]
+    machine = advantages["machine"]
+    report = {
+        "machine": f"{machine['processor']}, {machine['threads']} thread, torch {machine['torch']}",
+        "rows": [{"what": what, "value": value} for what, value in rows],
+        "raw": {"advantages": advantages, "numerics": numerics, "head": head, "transforms": transforms},
+    }
+    (HERE / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes around the environment end before Ray starts, with one message."""
+
+import json
+
+import pytest
+
+pytest.importorskip("verl")
+from omegaconf import OmegaConf
+
+from verl_entropy.config import ConfigError
+from verl_entropy.glue import driver
+
+
+def check(**env):
+    driver.check_environment(OmegaConf.create({"data": {"env": env, "train_files": [], "val_files": None}}))
+
+
+def test_known_environment_passes_and_none_is_fine():
+    check(name="household")
+    driver.check_environment(OmegaConf.create({"data": {}}))
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"name": "nowhere.module:Env"}, "does not import"),
+        ({"name": "json:Env"}, "has no 'Env'"),
+        ({"name": "atlantis"}, "not known"),
+        ({"name": "household", "max_turn": 3}, "Did you mean data.env.max_turns"),
+        ({"name": "household", "invalid_action_penalty": -1.0}, "must be >= 0"),
+    ],
+)
+def test_wrong_environment(env, says):
+    with pytest.raises(ConfigError, match=says):
+        check(**env)
+
+
+def test_a_broken_line_of_a_task_file_is_named(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"prompt": []}) + "\n{'prompt': \n")
+    config = OmegaConf.create({"data": {"env": {"name": "household"}, "train_files": str(file), "val_files": []}})
+    with pytest.raises(ConfigError, match="line 2 is not JSON"):
+        driver.check_environment(config)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diagnostics of every step: equal to the pure functions and to slow Python, on both layouts; state; glossary."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from episodes import Episode, lay_out, make_episodes
+
+from verl_entropy.config import ConfigError
+from verl_entropy.diagnostics import likelihood, live, predictors, windows
+from verl_entropy.diagnostics.settings import read_live
+
+P = live.PREFIX
+
+
+@dataclass
+class Context:
+    """The fields of the advantage context that are read."""
+
+    turns: Any
+    mask_RT: torch.Tensor
+    entropy_RT: torch.Tensor | None
+    old_log_probs_RT: torch.Tensor | None
+    advantages_RT: torch.Tensor | None
+    fields: dict = field(default_factory=dict)
+    step: int = 1
+    entropy: float | None = 0.5
+
+
+def context(episodes: list[Episode], layout: str = "step-wise", **more) -> Context:
+    batch = lay_out(episodes, layout, **more)
+    turns = batch.turns()
+    junk = torch.where(batch.mask, 0.0, math.nan)
+    # Values that depend on the token only, not on the place of its row: equal in both layouts.
+    log_prob = -0.3 - 0.7 * batch.entropy + junk
+    advantage = (batch.entropy * 7).sin() + junk
+    return Context(turns, batch.mask, batch.garbage, log_prob, advantage, {"extra_fields": records(batch)})
+
+
+def records(batch) -> list[dict]:
+    """Rows' records as the agent loop gives them: the anchor stands in for the action, every second turn is inadmissible."""
+    found = []
+    for fields, position in zip(batch.rows["turn_fields"], batch.rows["position_R"], strict=True):
+        found.append(
+            {"turns": [{**f, "action": f["anchor"], "admissible": (position + i) % 2 == 0} for i, f in enumerate(fields)]}
+        )
+    return found
+
+
+@pytest.mark.parametrize("layout", ["step-wise", "one-row"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_equal_to_the_pure_functions(layout, seed):
+    x = context(make_episodes(seed), layout, shuffle=seed, padding=2, extra_width=3)
+    found = live.step_diagnostics(x, live.Live(early_late=3))
+    turns, entropy, log_prob, advantage = x.turns, x.entropy_RT, x.old_log_probs_RT, x.advantages_RT
+    for name, slow in (("turns", windows.windows_by_turn), ("tokens", windows.windows_by_token)):
+        expected = slow(entropy, turns, 3)
+        assert found[f"{P}entropy_early/{name}"] == pytest.approx(expected.early, rel=1e-6)
+        assert found[f"{P}entropy_late/{name}"] == pytest.approx(expected.late, rel=1e-6)
+    for name, value in likelihood.likelihood_by_class(log_prob, turns).items():
+        assert found[f"{P}likelihood/{name}"] == pytest.approx(value, rel=1e-5)
+    for name, value in predictors.aem_drift(advantage, log_prob, entropy, turns).items():
+        assert found[f"{P}aem_drift/{name}"] == pytest.approx(float(value), rel=1e-4, abs=1e-6)
+    assert found[f"{P}predictor/repo"] == float(predictors.repo_predictor(advantage, log_prob, entropy, x.mask_RT))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_equal_to_slow_python(seed):
+    episodes = make_episodes(seed)
+    found = live.step_diagnostics(context(episodes, shuffle=seed))
+    responses = [np.mean(t) for e in episodes for t in e.tokens]
+    assert found[f"{P}response_entropy/p90"] == pytest.approx(np.percentile(responses, 90), rel=1e-5)
+    assert found[f"{P}response_entropy/std"] == pytest.approx(np.std(responses), rel=1e-5)
+    correct = [np.mean([h for t in e.tokens for h in t]) for e in episodes if e.success]
+    assert found[f"{P}entropy_of/correct"] == pytest.approx(np.mean(correct), rel=1e-5)
+    pairs = [a == b for e in episodes for a, b in zip(e.anchor, e.anchor[1:], strict=False)]
+    assert found[f"{P}repeated_action_ratio"] == pytest.approx(np.mean(pairs))
+    groups = {g: {e.score for e in episodes if e.group == g} for g in dict.fromkeys(e.group for e in episodes)}
+    assert found[f"{P}group/zero_variance"] == pytest.approx(np.mean([len(s) == 1 for s in groups.values()]))
+    assert found[f"{P}group/effective_batch"] == sum(len(groups[e.group]) > 1 for e in episodes)
+    invalid = [p > 0 for e in episodes for p in e.penalty]
+    assert found[f"{P}invalid_turn_ratio"] == pytest.approx(np.mean(invalid))
+
+
+def test_layouts_agree():
+    episodes = make_episodes(5)
+    one, other = (live.step_diagnostics(context(episodes, layout)) for layout in ("step-wise", "one-row"))
+    assert one.keys() == other.keys()
+    for key in one.keys() - {f"{P}format_error_ratio", f"{P}inadmissible_action_ratio"}:
+        assert one[key] == pytest.approx(other[key], rel=1e-5, abs=1e-7), key
+
+
+def test_what_is_missing_is_left_out():
+    x = context(make_episodes(0))
+    x.entropy_RT = x.old_log_probs_RT = x.advantages_RT = None
+    x.fields = {}
+    found = live.step_diagnostics(x)
+    assert {k.removeprefix(P) for k in found} == {
+        "group/zero_variance",
+        "group/effective_batch",
+        "group/singletons",
+        "invalid_turn_ratio",
+        "valid_trajectory_ratio",
+    }
+
+
+def test_sentences_only_with_text():
+    x = context(make_episodes(0))
+    assert live.step_diagnostics(x, texts=["a. b. a.", "c."])[f"{P}duplication"] == pytest.approx(1 / 3)
+    assert f"{P}duplication" not in live.step_diagnostics(x)
+
+
+def test_every_metric_is_in_the_glossary_and_is_finite():
+    x = context(make_episodes(0))
+    x.fields["vocab_centre"] = torch.zeros_like(x.entropy_RT)
+    diagnostics = live.LiveDiagnostics()
+    diagnostics.step(x)
+    x.step, x.entropy = 2, 0.6
+    found = diagnostics.step(x, texts=["a."])
+    known = {e.key for e in live.GLOSSARY}
+    assert len(known) == len(live.GLOSSARY) and all(map(math.isfinite, found.values()))
+    unknown = {k for k in found if k not in known and "predictor_agreement" not in k}
+    assert unknown == set()
+    missing = {k for k in known - found.keys() if "<" not in k}
+    assert missing == set()
+    assert all(e.key in live.render_glossary() and e.formula and e.unit and e.source for e in live.GLOSSARY)
+
+
+def test_change_and_agreement_over_steps():
+    x, diagnostics = context(make_episodes(1)), live.LiveDiagnostics()
+    values = [0.5, 0.4, 0.3, 0.45]
+    found = []
+    for x.step, x.entropy in enumerate(values):
+        found.append(diagnostics.step(x))
+    rises = found[0][f"{P}predictor/repo"] > 0
+    assert f"{P}entropy_change" not in found[0]
+    assert [m[f"{P}entropy_change"] for m in found[1:]] == pytest.approx([-0.1, -0.1, 0.15])
+    assert found[-1][f"{P}cumulative_entropy"] == pytest.approx(1.65)
+    assert found[-1][f"{P}predictor_agreement/repo"] == pytest.approx((1 if rises else 2) / 3)
+
+
+@pytest.mark.parametrize("action", ["none", "warn", "checkpoint", "stop"])
+def test_an_eruption_asks_for_its_action_once(action):
+    diagnostics = live.LiveDiagnostics(read_live({"on_eruption": action, "detector": {"warmup": 5}}, "algorithm.entropy"))
+    x, asked = context(make_episodes(1)), []
+    for x.step in range(60):
+        x.entropy = 0.2 + 0.05 * max(x.step - 30, 0)
+        diagnostics.step(x)
+        asked.append((diagnostics.action, len(diagnostics.messages)))
+    assert sum(a != "none" for a, _ in asked) == (action != "none") and sum(n for _, n in asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"detector": {"windoww": 3}}, "detector.window"),
+        ({"detector": {"window": 0}}, "window=0"),
+        ({"detector": {"smooth": 4}}, "smooth=4"),
+        ({"detector": 3}, "group of settings"),
+        ({"on_eruption": "panic"}, "none, warn, checkpoint, stop"),
+    ],
+)
+def test_wrong_settings_are_named(values, text):
+    with pytest.raises(ConfigError, match=text):
+        read_live(values, "algorithm.entropy.diagnostics")
+
+
+def test_resume_is_bit_equal():
+    x, whole, part = context(make_episodes(1)), live.LiveDiagnostics(), live.LiveDiagnostics()
+    for x.step in range(8):
+        x.entropy = 0.5 + 0.1 * math.sin(x.step)
+        expected = whole.step(x)
+        if x.step == 4:
+            state = json.loads(json.dumps(part.state_dict(), allow_nan=False))
+            part = live.LiveDiagnostics()
+            part.load_state_dict(state)
+        assert part.step(x) == expected
+    assert part.state_dict() == whole.state_dict()
+
+
+def test_trajectories_carry_the_tokens_of_their_turns():
+    episodes = make_episodes(2)
+    x = context(episodes, "one-row", extra_width=2)
+    ids = torch.arange(x.mask_RT.numel()).view(x.mask_RT.shape)
+    samples = live.trajectories(x, ids, lambda tokens: " ".join(map(str, tokens)), limit=3)
+    assert len(samples) == 3 and samples[0]["score"] == pytest.approx(episodes[0].score)
+    first = samples[0]["turns"]
+    assert [t["entropy"] for t in first] == [[pytest.approx(h, abs=1e-4) for h in t] for t in episodes[0].tokens]
+    assert first[0]["text"] == " ".join(first[0]["tokens"]) and first[0]["reward"] == episodes[0].reward[0]
+    columns = live.turn_columns(x)
+    assert {len(c) for c in columns.values()} == {sum(len(e.tokens) for e in episodes)}
+
+
+def test_an_empty_batch_gives_nothing():
+    batch = lay_out(make_episodes(0), "one-row")
+    turns = batch.turns(padding_R=[True] * len(batch.mask))
+    assert live.step_diagnostics(Context(turns, batch.mask, batch.entropy, None, None)) == {}

@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diagnostics of every step, from what the trainer has in memory anyway: old log-probs, their entropy, advantages, turns.
+
+No forward pass. Every function below says which metrics it gives, and that is the glossary:
+
+    python -m verl_entropy.diagnostics.live        prints it as Markdown
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl_entropy.diagnostics import likelihood, predictors, text, windows
+from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
+from verl_entropy.diagnostics.settings import Live
+from verl_entropy.turns import Turns
+
+PREFIX = "verl_entropy/"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric of the glossary."""
+
+    key: str
+    formula: str
+    unit: str
+    source: str
+
+
+GLOSSARY: list[Entry] = []
+_STEPS: list[Callable] = []
+
+
+def metric(key: str, formula: str, unit: str, source: str) -> Callable:
+    """Enter a metric of the decorated function into the glossary."""
+
+    def enter(function: Callable) -> Callable:
+        GLOSSARY.append(Entry(PREFIX + key, formula, unit, source))
+        if function not in _STEPS:
+            _STEPS.append(function)
+        return function
+
+    return enter
+
+
+@dataclass
+class Inputs:
+    """What the functions read, computed once per step."""
+
+    turns: Turns
+    settings: Live
+    entropy_RT: Tensor | None
+    log_prob_RT: Tensor | None
+    advantages_RT: Tensor | None
+    centre_RT: Tensor | None
+    trained_RT: Tensor
+    """Tokens whose advantages train: the mask after transforms."""
+    actions: list[list[dict]]
+    """Per trajectory the environment's records of its turns, in order."""
+    texts: Sequence[str] | None
+    valid_J: Tensor | None
+    _means: dict[str, Tensor] = field(default_factory=dict)
+
+    def mean_K(self, name: str) -> Tensor:
+        """Token mean per turn of a field, fp32 [K]."""
+        if name not in self._means:
+            self._means[name] = self.turns.mean(getattr(self, name))
+        return self._means[name]
+
+    def classes(self) -> dict[str, Tensor]:
+        """Members of the classes of trajectories that are not empty, bool [J]."""
+        found = {"correct": self.turns.success_J, "wrong": ~self.turns.success_J, "valid": self.valid_J}
+        return {name: member for name, member in found.items() if member is not None and bool(member.any())}
+
+
+def _per_trajectory(value_K: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    """Token sum and token mean of a turn mean per trajectory, fp64 [J]; 0 for one without tokens."""
+    lengths = turns.lengths_K.double()
+    zeros = torch.zeros(turns.num_trajectories, dtype=torch.float64, device=value_K.device)
+    total = zeros.index_add(0, turns.trajectory_K, value_K.double() * lengths)
+    count = zeros.index_add(0, turns.trajectory_K, lengths)
+    return total, total / count.clamp_min(1.0)
+
+
+# ----------------------------------------------------------------------------- entropy
+
+
+@metric(
+    "entropy_early/turns", "mean entropy of the first n turns, mean over trajectories", "nats", "EPO, arXiv 2509.22576, Fig. 1"
+)
+@metric("entropy_late/turns", "the same for the last n turns", "nats", "EPO, Fig. 1")
+@metric("windows_overlap/turns", "share of trajectories shorter than 2 n turns: early and late overlap", "share", "ours")
+def early_late_turns(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None:
+        return {}
+    turns = x.turns
+    length_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories)
+    found = windows._window_means(x.mean_K("entropy_RT"), turns.index_K, length_J, turns.trajectory_K, x.settings.early_late)
+    return {"entropy_early/turns": found.early, "entropy_late/turns": found.late, "windows_overlap/turns": found.overlap}
+
+
+@metric("entropy_early/tokens", "mean entropy of the first n trained tokens of the episode", "nats", "EPO, App. B.4.1 (n = 10)")
+@metric("entropy_late/tokens", "the same for the last n tokens", "nats", "EPO, App. B.4.1")
+def early_late_tokens(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None:
+        return {}
+    early, late = _end_tokens(x.entropy_RT, x.turns, x.settings.early_late)
+    return {"entropy_early/tokens": early, "entropy_late/tokens": late}
+
+
+def _end_tokens(entropy_RT: Tensor, turns: Turns, n: int) -> tuple[float, float]:
+    """``windows_by_token`` for its two means, reading only the tokens in the windows (not every token of the batch)."""
+    start_K, length_K = turns._segments
+    ends_K = length_K.cumsum(0)
+    first = torch.searchsorted(turns.trajectory_K, torch.arange(turns.num_trajectories + 1, device=turns.device))
+    ends = torch.cat([ends_K.new_zeros(1), ends_K])
+    begin_J, end_J = ends[first[:-1]], ends[first[1:]]
+    offset = torch.arange(n, device=turns.device)
+    flat = entropy_RT.reshape(-1)
+
+    def window(rank_JN: Tensor, inside_JN: Tensor) -> float:
+        rank = rank_JN.clamp(0, max(int(ends[-1]) - 1, 0))
+        turn = torch.searchsorted(ends_K, rank, right=True)
+        value = flat[start_K[turn] + rank - ends[turn]].double()
+        total = torch.where(inside_JN, value, 0.0).sum(1)
+        return float((total / inside_JN.sum(1)).mean())
+
+    early = begin_J[:, None] + offset
+    late = end_J[:, None] - 1 - offset
+    return window(early, early < end_J[:, None]), window(late, late >= begin_J[:, None])
+
+
+@metric(
+    "response_entropy/mean", "mean over responses (turns) of their mean token entropy", "nats", "AEM, arXiv 2605.00425, sec. 3"
+)
+@metric("response_entropy/std", "standard deviation over responses (ddof 0)", "nats", "AEM, sec. 3")
+@metric("response_entropy/p10", "10th percentile over responses", "nats", "ours")
+@metric("response_entropy/p50", "median over responses", "nats", "ours")
+@metric("response_entropy/p90", "90th percentile over responses", "nats", "ours")
+def response_entropy(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None:
+        return {}
+    value_K = x.mean_K("entropy_RT").double()
+    quantiles = np.percentile(value_K.cpu().numpy(), (10, 50, 90))
+    found = {"mean": float(value_K.mean()), "std": float(value_K.std(correction=0))}
+    found.update(zip(("p10", "p50", "p90"), map(float, quantiles), strict=True))
+    return {f"response_entropy/{name}": value for name, value in found.items()}
+
+
+@metric(
+    "entropy_of/correct", "mean over correct trajectories of their mean token entropy", "nats", "SEAL, arXiv 2605.27954, sec. 3"
+)
+@metric("entropy_of/wrong", "the same for wrong trajectories", "nats", "SEAL, sec. 3")
+@metric("entropy_of/valid", "the same for trajectories whose every turn was valid", "nats", "SEAL, sec. 3")
+def entropy_of_classes(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None:
+        return {}
+    _, mean_J = _per_trajectory(x.mean_K("entropy_RT"), x.turns)
+    return {f"entropy_of/{name}": float(mean_J[member].mean()) for name, member in x.classes().items()}
+
+
+# ----------------------------------------------------------------------------- likelihood
+
+_FIG5 = "SEAL, Fig. 5 and 10 (sum or mean is not said there)"
+
+
+@metric("likelihood/correct_log_prob_sum", "mean over correct trajectories of sum_t log pi", "nats", _FIG5)
+@metric("likelihood/correct_log_prob_mean", "mean over correct trajectories of mean_t log pi", "nats", _FIG5)
+@metric("likelihood/wrong_log_prob_sum", "the sum for wrong trajectories", "nats", _FIG5)
+@metric("likelihood/wrong_log_prob_mean", "the mean for wrong trajectories", "nats", _FIG5)
+@metric("likelihood/valid_log_prob_sum", "the sum for valid trajectories", "nats", _FIG5)
+@metric("likelihood/valid_log_prob_mean", "the mean for valid trajectories", "nats", _FIG5)
+def likelihood_of_classes(x: Inputs) -> dict[str, float]:
+    if x.log_prob_RT is None:
+        return {}
+    total_J, mean_J = _per_trajectory(x.mean_K("log_prob_RT"), x.turns)
+    found = {}
+    for name, member in x.classes().items():
+        found[f"likelihood/{name}_log_prob_sum"] = float(total_J[member].mean())
+        found[f"likelihood/{name}_log_prob_mean"] = float(mean_J[member].mean())
+    return found
+
+
+# ----------------------------------------------------------------------------- predictors
+
+
+@metric(
+    "predictor/repo",
+    "-mean(A L pi), L = log pi + H: predicted change of entropy, positive rises",
+    "nats per unit of step",
+    "REPO paper, Cor. 1",
+)
+@metric("predictor/covariance", "-Cov(A, log pi)", "nats per unit of step", "Cui et al., arXiv 2505.22617")
+@metric(
+    "predictor/discriminator",
+    "-mean(A (S - N)); only where vocab_centre is computed (clip_v)",
+    "nats per unit of step",
+    "arXiv 2602.03392, Thm 3.3",
+)
+def predicted_change(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None or x.log_prob_RT is None or x.advantages_RT is None:
+        return {}
+    mask, advantages, log_prob = x.trained_RT, x.advantages_RT, x.log_prob_RT
+    found = {
+        "predictor/repo": predictors.repo_predictor(advantages, log_prob, x.entropy_RT, mask),
+        "predictor/covariance": predictors.covariance_predictor(advantages, log_prob, mask),
+    }
+    if x.centre_RT is not None:
+        found["predictor/discriminator"] = predictors.discriminator_predictor(
+            advantages, log_prob, x.entropy_RT, x.centre_RT, mask
+        )
+    return {name: float(value) for name, value in found.items()}
+
+
+@metric("aem_drift/surprisal", "mean A (S - group mean of S), S = -log pi(response)", "nats", "AEM, Thm 3.2")
+@metric("aem_drift/surprisal_per_token", "the same with S / length", "nats", "AEM, Thm 3.2")
+@metric("aem_drift/entropy_proxy", "mean A (mean token entropy - its group mean)", "nats", "AEM, its proxy")
+@metric("aem_drift/martingale", "mean A (S - sum_t H_t) / length: the noise that the proxy leaves out", "nats", "AEM, C.4")
+def aem_drift(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None or x.log_prob_RT is None or x.advantages_RT is None:
+        return {}
+    found = _drift(x.mean_K("advantages_RT"), x.mean_K("log_prob_RT"), x.mean_K("entropy_RT"), x.turns)
+    return {f"aem_drift/{name}": value for name, value in found.items()}
+
+
+def _drift(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tensor, turns: Turns) -> dict[str, float]:
+    """``predictors.aem_drift`` from turn means that are there already."""
+    surprisal_K = -log_prob_K * turns.lengths_K
+    difference = {
+        "surprisal": surprisal_K - predictors._group_mean(surprisal_K, turns),
+        "surprisal_per_token": -log_prob_K - predictors._group_mean(-log_prob_K, turns),
+        "entropy_proxy": entropy_K - predictors._group_mean(entropy_K, turns),
+        "martingale": -log_prob_K - entropy_K,
+    }
+    return {name: float((advantage_K * d).sum() / max(turns.num_turns, 1)) for name, d in difference.items()}
+
+
+# ----------------------------------------------------------------------------- groups, actions, text
+
+
+@metric(
+    "group/zero_variance", "share of prompt groups whose trajectories all have the same score", "share", "DAPO, arXiv 2503.14476"
+)
+@metric("group/effective_batch", "trajectories in the other groups: those that can train", "trajectories", "DAPO")
+@metric("group/singletons", "share of groups with one trajectory", "share", "ours")
+def group_statistics(x: Inputs) -> dict[str, float]:
+    turns = x.turns
+    low = torch.full((turns.num_groups,), math.inf, device=turns.device)
+    low = low.scatter_reduce(0, turns.group_J, turns.score_J, "amin")
+    high = torch.full_like(low, -math.inf).scatter_reduce(0, turns.group_J, turns.score_J, "amax")
+    size = torch.bincount(turns.group_J, minlength=turns.num_groups)
+    same = high == low
+    return {
+        "group/zero_variance": float(same.float().mean()),
+        "group/effective_batch": float(size[~same].sum()),
+        "group/singletons": float((size == 1).float().mean()),
+    }
+
+
+@metric("repeated_action_ratio", "share of turns (after the first) whose action equals the one before", "share", "ours")
+@metric("action_duplication", "1 - distinct actions / turns, mean over trajectories", "share", "ours")
+def repeated_actions(x: Inputs) -> dict[str, float]:
+    lists = [[turn["action"] for turn in turns if turn.get("action") is not None] for turns in x.actions]
+    lists = [actions for actions in lists if actions]
+    pairs = sum(len(actions) - 1 for actions in lists)
+    if not lists:
+        return {}
+    same = sum(a == b for actions in lists for a, b in pairwise(actions))
+    distinct = [1.0 - len(set(actions)) / len(actions) for actions in lists]
+    return {"repeated_action_ratio": same / pairs if pairs else 0.0, "action_duplication": sum(distinct) / len(distinct)}
+
+
+@metric("invalid_turn_ratio", "share of turns with wrong tags or an inadmissible action", "share", "SEAL, B.5")
+@metric("valid_trajectory_ratio", "share of trajectories whose every turn was valid", "share", "SEAL, sec. 3")
+def validity(x: Inputs) -> dict[str, float]:
+    if x.turns.valid_K is None or x.valid_J is None:
+        return {}
+    return {
+        "invalid_turn_ratio": float((~x.turns.valid_K).float().mean()),
+        "valid_trajectory_ratio": float(x.valid_J.float().mean()),
+    }
+
+
+@metric(
+    "format_error_ratio",
+    "share of turns that are invalid although their action was admissible or not looked at",
+    "share",
+    "SEAL, B.5",
+)
+@metric("inadmissible_action_ratio", "share of turns whose action the environment does not allow", "share", "ours")
+def turn_errors(x: Inputs) -> dict[str, float]:
+    records = [turn for turns in x.actions for turn in turns if "valid" in turn and "admissible" in turn]
+    if not records:
+        return {}
+    wrong = sum(not turn["valid"] and bool(turn["admissible"]) for turn in records)
+    return {
+        "format_error_ratio": wrong / len(records),
+        "inadmissible_action_ratio": sum(not turn["admissible"] for turn in records) / len(records),
+    }
+
+
+@metric(
+    "duplication",
+    "share of a response's sentences that occur in it more than once, mean over responses",
+    "share",
+    "SEAL, sec. 3.3 and B.5",
+)
+def duplication(x: Inputs) -> dict[str, float]:
+    if not x.texts:
+        return {}
+    every = max(math.ceil(len(x.texts) / x.settings.max_texts), 1)
+    return {"duplication": text.mean_sentence_duplication(x.texts[::every])}
+
+
+# ----------------------------------------------------------------------------- over steps
+
+
+def _enter_only(*entries: tuple[str, str, str, str]) -> None:
+    GLOSSARY.extend(Entry(PREFIX + key, *rest) for key, *rest in entries)
+
+
+_enter_only(
+    ("cumulative_entropy", "sum over steps of the mean token entropy", "nats", "REPO paper, E.3"),
+    (
+        "entropy_change",
+        "entropy now minus at the step before: what the last update did, to compare with its predictors",
+        "nats",
+        "ours",
+    ),
+    (
+        "predictor_agreement/<name>",
+        "share of the last steps where the predictor had the sign of the change that followed",
+        "share",
+        "ours",
+    ),
+    ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence", "index", "diagnostics.phases, after SEAL"),
+    ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
+    ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
+    ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
+)
+
+
+def _records(ctx: Any) -> list[list[dict]]:
+    """The environment's records of the turns of each trajectory, in order; empty where the agent loop gives none."""
+    extra, turns = ctx.fields.get("extra_fields"), ctx.turns
+    if not extra:
+        return []
+    rows = turns.row_K.tolist()
+    found: list[list[dict]] = [[] for _ in range(turns.num_trajectories)]
+    previous = -1
+    for row, trajectory in zip(rows, turns.trajectory_K.tolist(), strict=True):
+        if row != previous:  # turns of a row are neighbours
+            found[trajectory] += extra[row].get("turns") or []
+        previous = row
+    return found
+
+
+def step_diagnostics(ctx: Any, settings: Live | None = None, texts: Sequence[str] | None = None) -> dict[str, float]:
+    """Metrics of one step from its advantage context; those whose inputs are missing or undefined are left out.
+
+    ``texts``: decoded responses for the duplication of sentences.
+    """
+    if ctx.turns.num_turns == 0:
+        return {}
+    inputs = Inputs(
+        turns=ctx.turns,
+        settings=settings or Live(),
+        entropy_RT=ctx.entropy_RT,
+        log_prob_RT=ctx.old_log_probs_RT,
+        advantages_RT=ctx.advantages_RT,
+        centre_RT=ctx.fields.get("vocab_centre"),
+        trained_RT=ctx.mask_RT.bool() & (ctx.turns.turn_RT >= 0),
+        actions=_records(ctx),
+        texts=texts,
+        valid_J=likelihood.valid_trajectories(ctx.turns),
+    )
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for function in _STEPS:
+            found.update(function(inputs))
+    return {PREFIX + name: value for name, value in found.items() if math.isfinite(value)}
+
+
+class LiveDiagnostics:
+    """``step_diagnostics`` and what needs earlier steps: the realised change, sums, phases. State is plain JSON."""
+
+    def __init__(self, settings: Live | None = None):
+        self.settings = settings or Live()
+        self.detector = PhaseDetector(self.settings.detector)
+        self.cumulative = windows.CumulativeEntropy()
+        self._entropy: float | None = None
+        self._predicted: dict[str, float] = {}
+        self._agreement: dict[str, list[int]] = {}
+        self.action = "none"
+        """What ``on_eruption`` asks for after this step: "none" unless an eruption was seen in it."""
+        self.messages: list[str] = []
+        """What was seen in this step, for the console."""
+
+    def step(self, ctx: Any, texts: Sequence[str] | None = None, extra: dict[str, float] | None = None) -> dict[str, float]:
+        """Metrics of this step; ``extra``: metrics computed elsewhere (``verl_entropy/interference/drift_negative``)."""
+        metrics = step_diagnostics(ctx, self.settings, texts)
+        metrics.update(self._change(ctx.entropy, metrics))
+        events = self.detector.update(
+            ctx.step,
+            ctx.entropy,
+            interference_negative=(extra or {}).get(PREFIX + "interference/drift_negative"),
+            valid_log_prob=metrics.get(PREFIX + "likelihood/valid_log_prob_mean"),
+        )
+        self.messages = [
+            f"verl-entropy: {e.name.replace('_', ' ')} at step {e.step} (from step {e.onset}; level {e.level:.4g})"
+            for e in events
+        ]
+        self.action = self.settings.on_eruption if any(e.name == "eruption" for e in events) else "none"
+        metrics[PREFIX + "phase"] = float(PHASES.index(self.detector.phase))
+        metrics[PREFIX + "eruptions"] = float(sum(event.name == "eruption" for event in self.detector.events))
+        for name in SIGNS:
+            metrics[f"{PREFIX}sign/{name.removeprefix('sign_')}"] = float(self.detector.signs[name])
+        return metrics
+
+    def _change(self, entropy: float | None, metrics: dict[str, float]) -> dict[str, float]:
+        found = {}
+        if entropy is not None:
+            found["cumulative_entropy"] = self.cumulative.update(entropy)
+        if entropy is not None and self._entropy is not None:
+            found["entropy_change"] = entropy - self._entropy
+            moved = self._predicted if found["entropy_change"] != 0.0 else {}
+            for name, value in moved.items():
+                history = self._agreement.setdefault(name, [])
+                history.append(int(value * found["entropy_change"] > 0))
+                del history[: -self.settings.agreement_window]
+                found[f"predictor_agreement/{name}"] = sum(history) / len(history)
+        prefix = PREFIX + "predictor/"
+        self._entropy = entropy
+        self._predicted = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+        return {PREFIX + name: value for name, value in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as plain JSON values."""
+        return {
+            "detector": self.detector.state_dict(),
+            "cumulative": self.cumulative.state_dict(),
+            "entropy": self._entropy,
+            "predicted": dict(self._predicted),
+            "agreement": {name: list(values) for name, values in self._agreement.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore ``state_dict``; a missing or surplus key is an error."""
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"state of the diagnostics has keys {sorted(state)}: expected {sorted(self.state_dict())}.")
+        self.detector.load_state_dict(state["detector"])
+        self.cumulative.load_state_dict(state["cumulative"])
+        self._entropy, self._predicted = state["entropy"], dict(state["predicted"])
+        self._agreement = {name: list(values) for name, values in state["agreement"].items()}
+
+
+def turn_columns(ctx: Any) -> dict[str, Any]:
+    """Per-turn arrays for the run file: ids, length, entropy, log-prob, advantage, reward, valid."""
+    turns = ctx.turns
+    columns: dict[str, Any] = {
+        "trajectory": turns.trajectory_K.int(),
+        "group": turns.group_K.int(),
+        "turn": turns.index_K.int(),
+        "tokens": turns.lengths_K.int(),
+        "success": turns.success_J[turns.trajectory_K],
+    }
+    for name, value_RT in (("entropy", ctx.entropy_RT), ("log_prob", ctx.old_log_probs_RT), ("advantage", ctx.advantages_RT)):
+        if value_RT is not None:
+            columns[name] = turns.mean(value_RT)
+    for name, value_K in (("reward", turns.reward_K), ("valid", turns.valid_K)):
+        if value_K is not None:
+            columns[name] = value_K
+    return {name: value.cpu().numpy() for name, value in columns.items()}
+
+
+def trajectories(ctx: Any, responses_RT: Tensor, decode: Callable[[list[int]], str], limit: int = 8) -> list[dict[str, Any]]:
+    """Trajectories for ``RunWriter.step(samples=...)``, ``limit`` of the batch, evenly spaced.
+
+    Args:
+        responses_RT: token ids of the rows, padded like ``ctx.mask_RT``.
+        decode: token ids to text (``tokenizer.decode``); called once per turn and once per token of the chosen ones.
+    """
+    turns, count = ctx.turns, ctx.turns.num_trajectories
+    records, found = _records(ctx), []
+    for j in sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)} if count else ()):
+        sample: dict[str, Any] = {"score": float(turns.score_J[j]), "success": bool(turns.success_J[j]), "turns": []}
+        for k in (turns.trajectory_K == j).nonzero().flatten().tolist():
+            row = int(turns.row_K[k])
+            place = turns.turn_RT[row] == k
+            ids = responses_RT[row][place].tolist()
+            turn: dict[str, Any] = {"text": decode(ids), "tokens": [decode([token]) for token in ids]}
+            for name, value_RT in (("entropy", ctx.entropy_RT), ("log_prob", ctx.old_log_probs_RT)):
+                if value_RT is not None:
+                    turn[name] = [round(v, 4) for v in value_RT[row][place].tolist()]
+            if ctx.advantages_RT is not None:
+                turn["advantage"] = float(ctx.advantages_RT[row][place].mean())
+            index = int(turns.index_K[k])
+            record = records[j][index] if records and index < len(records[j]) else {}
+            turn.update({key: record[key] for key in ("reward", "penalty", "valid", "action") if key in record})
+            sample["turns"].append(turn)
+        found.append(sample)
+    return found
+
+
+def render_glossary() -> str:
+    """The glossary as a Markdown table, by key."""
+    lines = ["| metric | formula | unit | source |", "|---|---|---|---|"]
+    for entry in sorted(GLOSSARY, key=lambda e: e.key):
+        lines.append(f"| `{entry.key}` | {entry.formula} | {entry.unit} | {entry.source} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_glossary() + "\n")

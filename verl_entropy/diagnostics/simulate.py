@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated entropy curves with known events, and what the phase detector makes of them.
+
+    python -m verl_entropy.diagnostics.simulate            prints the table
+    python -m verl_entropy.diagnostics.simulate --write    and writes detector_results.json beside this file
+
+The curves are drawn, not trained: they say how the rule treats shapes, and nothing about how often real runs have them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from verl_entropy.diagnostics.phases import Phases, detect
+
+RESULTS = Path(__file__).with_name("detector_results.json")
+LENGTH = 200
+"""Steps of a curve; the papers train 125 to 200."""
+MISSING = 0.03
+"""Share of steps whose entropy is NaN."""
+CLASSES = ("quiet", "collapse", "eruption", "cyclical", "step_change")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A simulated entropy curve (nats) and the truth about it."""
+
+    kind: str
+    expected: str
+    """One of CLASSES."""
+    entropy: np.ndarray
+    onsets: tuple[int, ...] = ()
+    """First steps of its eruptions."""
+    rises: tuple[int, ...] = ()
+    """Steps that each eruption takes to its peak."""
+
+
+def _descent(rng: np.random.Generator, steps: np.ndarray) -> np.ndarray:
+    """Entropy that settles: from a start to a floor, as in the first phase of a run."""
+    start, floor = rng.uniform(0.3, 1.2), rng.uniform(0.12, 0.3)
+    return floor + (start - floor) * np.exp(-steps / rng.uniform(10, 40))
+
+
+def _bump(rng, steps: np.ndarray, onset: int, rise=(8, 26), height=(0.4, 2.5)) -> tuple[np.ndarray, int, int]:
+    """Rise to a peak and fall: the bump, the steps up, and the first step after it."""
+    up, hold, down = int(rng.integers(*rise)), int(rng.integers(0, 10)), int(rng.integers(8, 26))
+    knots = [onset, onset + up, onset + up + hold, onset + up + hold + down]
+    shape = np.interp(steps, knots, [0.0, 1.0, 1.0, rng.uniform(0.0, 0.2)])
+    shape = np.where(steps < onset, 0.0, shape)
+    return rng.uniform(*height) * shape**1.5, up, knots[-1]
+
+
+def _quiet_white(rng, steps):
+    return _descent(rng, steps), "quiet", (), ()
+
+
+def _quiet_heavy(rng, steps):
+    """Another 15 to 30 % of white noise: small batches."""
+    return _descent(rng, steps) * (1 + rng.normal(0, rng.uniform(0.15, 0.3), len(steps))), "quiet", (), ()
+
+
+def _quiet_correlated(rng, steps):
+    noise, decay, scale = np.zeros(len(steps)), rng.uniform(0.5, 0.95), rng.uniform(0.003, 0.012)
+    for i in range(1, len(steps)):
+        noise[i] = decay * noise[i - 1] + rng.normal(0, scale)
+    return _descent(rng, steps) + noise, "quiet", (), ()
+
+
+def _drift_up(rng, steps):
+    """A trend of up to a doubling over the run."""
+    start = rng.uniform(0.2, 0.8)
+    return start * (1 + rng.uniform(0.3, 1.0) * steps / LENGTH), "quiet", (), ()
+
+
+def _drift_fast(rng, steps):
+    """A trend to three to six times the start, still without a bend."""
+    return rng.uniform(0.2, 0.5) * (1 + rng.uniform(2.0, 5.0) * steps / LENGTH), "quiet", (), ()
+
+
+def _drift_down(rng, steps):
+    start = rng.uniform(0.4, 1.5)
+    return start * (1 - rng.uniform(0.3, 0.9) * steps / LENGTH), "quiet", (), ()
+
+
+def _collapse(rng, steps):
+    return rng.uniform(0.3, 1.2) * np.exp(-steps / rng.uniform(8, 30)), "collapse", (), ()
+
+
+def _single(rng, steps):
+    onset = int(rng.integers(40, 120))
+    bump, up, _ = _bump(rng, steps, onset)
+    return _descent(rng, steps) + bump, "eruption", (onset,), (up,)
+
+
+def _single_slow(rng, steps):
+    """An eruption that takes 30 to 60 steps and gains .15 to .5 nats."""
+    onset = int(rng.integers(40, 100))
+    bump, up, _ = _bump(rng, steps, onset, rise=(30, 61), height=(0.15, 0.5))
+    return _descent(rng, steps) + bump, "eruption", (onset,), (up,)
+
+
+def _single_sudden(rng, steps):
+    """An eruption at its peak after 1 to 4 steps."""
+    onset = int(rng.integers(40, 120))
+    bump, up, _ = _bump(rng, steps, onset, rise=(1, 5))
+    return _descent(rng, steps) + bump, "eruption", (onset,), (up,)
+
+
+def _cyclical(rng, steps):
+    curve, onset, onsets, rises = _descent(rng, steps), int(rng.integers(25, 50)), [], []
+    while onset < LENGTH - 50 or len(onsets) < 2:
+        bump, up, end = _bump(rng, steps, onset)
+        curve, onsets, rises = curve + bump, [*onsets, onset], [*rises, up]
+        onset = end + int(rng.integers(12, 35))
+    return curve, "cyclical", tuple(onsets), tuple(rises)
+
+
+def _step_up(rng, steps):
+    at = int(rng.integers(40, 160))
+    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * (steps >= at), "step_change", (), ()
+
+
+def _step_soft(rng, steps):
+    """A step change spread over 3 to 6 steps."""
+    at, width = int(rng.integers(40, 160)), int(rng.integers(3, 7))
+    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * np.clip((steps - at) / width, 0, 1), "step_change", (), ()
+
+
+def _step_down(rng, steps):
+    at = int(rng.integers(40, 160))
+    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * (steps < at), "quiet", (), ()
+
+
+KINDS: dict[str, Callable] = {
+    "noise, white": _quiet_white,
+    "noise, heavy": _quiet_heavy,
+    "noise, correlated": _quiet_correlated,
+    "drift up": _drift_up,
+    "drift up, fast": _drift_fast,
+    "drift down": _drift_down,
+    "step down": _step_down,
+    "step up": _step_up,
+    "step up, soft": _step_soft,
+    "collapse": _collapse,
+    "single eruption": _single,
+    "eruption, slow": _single_slow,
+    "eruption, sudden": _single_sudden,
+    "cyclical eruptions": _cyclical,
+}
+
+
+HARD = ("drift up, fast", "step up, soft", "eruption, sudden")
+"""Shapes that the rule cannot tell apart while they happen (its docstring says so); counted apart."""
+
+
+def corpus(per_kind: int, seed: int) -> list[Curve]:
+    """``per_kind`` curves of each kind, with multiplicative white noise of 2 to 10 % and missing values."""
+    rng = np.random.default_rng(seed)
+    steps = np.arange(LENGTH, dtype=float)
+    curves = []
+    for kind, draw in KINDS.items():
+        for _ in range(per_kind):
+            clean, expected, onsets, rises = draw(rng, steps)
+            noisy = np.maximum(clean * (1 + rng.normal(0, rng.uniform(0.02, 0.1), LENGTH)), 0.0)
+            noisy[rng.random(LENGTH) < MISSING] = np.nan
+            curves.append(Curve(kind, expected, noisy, onsets, rises))
+    return curves
+
+
+def classify(names: Sequence[str]) -> str:
+    """Class of a run from the names of the detector's events; an eruption outweighs a step change, that a collapse."""
+    counts = Counter(names)
+    if counts["eruption"]:
+        return "cyclical" if counts["eruption"] > 1 else "eruption"
+    return next((name for name in ("step_change", "collapse") if counts[name]), "quiet")
+
+
+def _delays(curve: Curve, seen: list[tuple[int, int]]) -> list[tuple[int, float, int]]:
+    """Per true eruption that was found: delay in steps, share of its rise gone by then, error of the estimated onset."""
+    found = []
+    limits = [*curve.onsets[1:], LENGTH] if curve.onsets else []
+    for onset, rise, limit in zip(curve.onsets, curve.rises, limits, strict=True):
+        hit = next((s for s in seen if onset <= s[0] < limit), None)
+        if hit is not None:
+            found.append((hit[0] - onset, (hit[0] - onset) / rise, hit[1] - onset))
+    return found
+
+
+def evaluate_detector(settings: Phases | None = None, *, per_kind: int = 50, seed: int = 1) -> dict:
+    """Confusion matrix over kinds of curves, false alarms, misses and delay of the detector, as plain JSON values.
+
+    The defaults of ``Phases`` were set before these curves were drawn, and not tuned to them.
+    """
+    confusion: dict[str, Counter] = {kind: Counter() for kind in KINDS}
+    correct, right_easy, delays, onsets, alarms, quiet_steps, signs = 0, 0, [], 0, 0, 0, 0
+    curves = corpus(per_kind, seed)
+    rng = np.random.default_rng(seed)
+    for curve in curves:
+        sign = -1.0 + 0.05 * rng.normal(size=LENGTH)  # no fall in it: every sign is a false one
+        detector, _ = detect(np.arange(LENGTH), curve.entropy, settings, valid_log_prob=sign)
+        names = [event.name for event in detector.events]
+        signs += "sign_likelihood" in names
+        confusion[curve.kind][classify(names)] += 1
+        correct += classify(names) == curve.expected
+        right_easy += classify(names) == curve.expected and curve.kind not in HARD
+        eruptions = [(e.step, e.onset) for e in detector.events if e.name == "eruption"]
+        delays += _delays(curve, eruptions)
+        onsets += len(curve.onsets)
+        if not curve.onsets:
+            alarms += len(eruptions)
+            quiet_steps += LENGTH
+    delay = np.array([d for d, _, _ in delays] or [np.nan], dtype=float)
+    share = np.array([s for _, s, _ in delays] or [np.nan])
+    error = np.array([abs(e) for _, _, e in delays] or [np.nan], dtype=float)
+    return {
+        "curves": len(curves),
+        "steps_per_curve": LENGTH,
+        "seed": seed,
+        "expected": {c.kind: c.expected for c in curves},
+        "confusion": {kind: {c: row[c] for c in CLASSES} for kind, row in confusion.items()},
+        "accuracy": round(correct / len(curves), 4),
+        "accuracy_without_hard": round(right_easy / max(sum(c.kind not in HARD for c in curves), 1), 4),
+        "false_alarm_rate_per_run": round(_false_alarms(confusion, ()), 4),
+        "false_alarm_rate_per_run_without_hard": round(_false_alarms(confusion, HARD), 4),
+        "false_alarms_per_1000_steps": round(1000 * alarms / quiet_steps, 4),
+        "false_sign_rate_per_run": round(signs / len(curves), 4),
+        "eruptions": onsets,
+        "eruptions_found": round(len(delays) / max(onsets, 1), 4),
+        "delay_steps": {name: round(float(np.percentile(delay, q)), 2) for name, q in (("p10", 10), ("p50", 50), ("p90", 90))},
+        "delay_share_of_rise": {name: round(float(np.percentile(share, q)), 3) for name, q in (("p50", 50), ("p90", 90))},
+        "onset_error_steps": {name: round(float(np.percentile(error, q)), 2) for name, q in (("p50", 50), ("p90", 90))},
+    }
+
+
+def _false_alarms(confusion: dict[str, Counter], without: Sequence[str]) -> float:
+    """Share of the curves without an eruption in which one was called."""
+    rows = [row for kind, row in confusion.items() if "eruption" not in kind and kind not in without]
+    return sum(row["eruption"] + row["cyclical"] for row in rows) / max(sum(row.total() for row in rows), 1)
+
+
+def render(result: dict) -> str:
+    """The README's table and numbers, in 80 columns."""
+    lines = [f"{'simulated curve':<20}{'expected':<13}" + "".join(f"{c[:8]:>9}" for c in CLASSES)]
+    for kind, row in result["confusion"].items():
+        lines.append(f"{kind:<20}{result['expected'][kind]:<13}" + "".join(f"{row[c]:>9}" for c in CLASSES))
+    d, s, e = result["delay_steps"], result["delay_share_of_rise"], result["onset_error_steps"]
+    lines += [
+        "",
+        f"{result['curves']} curves of {result['steps_per_curve']} steps; called right: {result['accuracy']:.1%},",
+        f"  {result['accuracy_without_hard']:.1%} without {'; '.join(HARD)}",
+        f"false alarms: {result['false_alarm_rate_per_run']:.2%} of the curves without an eruption,",
+        f"  {result['false_alarm_rate_per_run_without_hard']:.2%} without those; "
+        f"false early sign in {result['false_sign_rate_per_run']:.2%}",
+        f"eruptions found: {result['eruptions_found']:.1%} of {result['eruptions']}",
+        f"delay: {d['p50']:.0f} steps after the onset (80 %: {d['p10']:.0f} to {d['p90']:.0f}), "
+        f"{s['p50']:.0%} of the way to the peak",
+        f"estimated onset is off by {e['p50']:.0f} steps (90 %: within {e['p90']:.0f})",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the evaluation, and write it with --write."""
+    parser = argparse.ArgumentParser(prog="verl_entropy.diagnostics.simulate", description="Evaluate the phase detector.")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--per-kind", type=int, default=50)
+    args = parser.parse_args(argv)
+    result = evaluate_detector(per_kind=args.per_kind, seed=args.seed)
+    print(render(result))
+    if args.write:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

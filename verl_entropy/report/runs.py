@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as a report sees them: read, their phases found, seeds of one setting put together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
+from verl_entropy.runfile import RunReader
+
+P = "verl_entropy/"
+ENTROPY = (P + "entropy", "actor/entropy", "actor/entropy_loss")
+"""Names of the mean token entropy, best first: ours, verl's from the old-log-prob pass, verl's from the update."""
+SEED_KEYS = ("seed", "experiment_name", "project_name", "default_local_dir", "default_hdfs_dir", "rollout_data_dir")
+"""Last parts of configuration keys in which two seeds of one setting may differ."""
+MAX_TURN_STEPS = 40
+"""Steps on each side of an eruption whose turns are read for the figure: enough points, and no gigabytes."""
+_SEED_NAME = re.compile(r"(?:[-_.]?(?:seed|run|s)?[-_.]?\d+)$", re.IGNORECASE)
+
+
+@dataclass
+class Run:
+    """A run that was read."""
+
+    reader: RunReader
+    settings: Phases = field(default_factory=Phases)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.reader.name
+
+    def first_key(self, keys: Iterable[str]) -> str | None:
+        """The first of ``keys`` that has values here."""
+        return next((key for key in keys if self.reader.has(key)), None)
+
+    def series(self, keys: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of the first of ``keys`` that has values; empty without any. Non-finite values are left out."""
+        key = self.first_key(keys)
+        if key is None:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        steps, values = self.reader.series(key)
+        finite = np.isfinite(values)
+        return steps[finite], values[finite]
+
+    @cached_property
+    def _detected(self) -> tuple[PhaseDetector, list[Span]]:
+        steps, values = self.series(ENTROPY)
+        signs = {}
+        for name, key in (
+            ("interference_negative", P + "interference/drift_negative"),
+            ("valid_log_prob", P + "likelihood/valid_log_prob_mean"),
+        ):
+            at, known = self.series((key,))
+            if len(at):
+                found = dict(zip(at.tolist(), known.tolist(), strict=True))
+                signs[name] = [found.get(step) for step in steps.tolist()]
+        return detect(steps.tolist(), values.tolist(), self.settings, **signs)
+
+    @cached_property
+    def turn_columns(self) -> dict[str, np.ndarray] | None:
+        """Per-turn arrays of the last MAX_TURN_STEPS steps before the end of the first eruption, and of as many after."""
+        steps, first = self.reader.steps, next((s for s in self.spans if s.phase == "eruption"), None)
+        if first is None or not len(steps):
+            return None
+        parts = []
+        for chosen in (steps[steps < first.first][-MAX_TURN_STEPS:], steps[steps > first.last][:MAX_TURN_STEPS]):
+            part = self.reader.turns(int(chosen[0]), int(chosen[-1])) if len(chosen) else None
+            if part:
+                parts.append(part)
+        shared = set.intersection(*(set(p) for p in parts)) if parts else set()
+        return {name: np.concatenate([p[name] for p in parts]) for name in shared} or None
+
+    @cached_property
+    def samples(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Stored trajectories by step."""
+        return list(self.reader.samples())
+
+    @property
+    def detector(self) -> PhaseDetector:
+        return self._detected[0]
+
+    @property
+    def spans(self) -> list[Span]:
+        return self._detected[1]
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed only."""
+
+    label: str
+    runs: list[Run]
+
+    def mean(self, keys: Iterable[str], limit: int = 1500) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Steps, mean over the runs, and their standard deviation (None for a single run); at most ``limit`` points."""
+        keys = tuple(keys)
+        parts = [part for part in (run.series(keys) for run in self.runs) if len(part[0])]
+        if not parts:
+            return np.zeros(0), np.zeros(0), None
+        steps = np.unique(np.concatenate([s for s, _ in parts]))
+        table = np.full((len(parts), len(steps)), np.nan)
+        for row, (s, v) in zip(table, parts, strict=True):
+            row[np.searchsorted(steps, s)] = v
+        steps, table = thin(steps, table, limit)
+        count = np.isfinite(table).sum(0)
+        mean = np.where(np.isfinite(table), table, 0.0).sum(0) / np.maximum(count, 1)
+        if len(parts) == 1:
+            return steps, mean, None
+        spread = np.where(np.isfinite(table), (table - mean) ** 2, 0.0).sum(0) / np.maximum(count, 1)
+        return steps, mean, np.sqrt(spread)
+
+
+def thin(steps: np.ndarray, table: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over bins of neighbouring steps, so that at most ``limit`` columns remain; [N], [rows, N]."""
+    if len(steps) <= limit:
+        return steps, table
+    width = -(-len(steps) // limit)
+    edges = np.arange(0, len(steps), width)
+    finite = np.isfinite(table)
+    count = np.add.reduceat(finite, edges, axis=1, dtype=np.int64)
+    total = np.add.reduceat(np.where(finite, table, 0.0), edges, axis=1)
+    value = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return np.add.reduceat(steps.astype(float), edges) / np.diff([*edges, len(steps)]), value
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested configuration as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _setting_of(run: Run) -> str:
+    """What runs must share to be seeds of one setting: the configuration without seeds, or the name without its number."""
+    if run.reader.config:
+        flat = flatten(run.reader.config)
+        return json.dumps({k: v for k, v in sorted(flat.items()) if k.rsplit(".", 1)[-1] not in SEED_KEYS}, default=str)
+    return "name:" + (_SEED_NAME.sub("", run.name) or run.name)
+
+
+def load(paths: Iterable[str | Path], settings: Phases | None = None) -> list[Run]:
+    """Read every path; equal names get a number."""
+    runs = [Run(RunReader(path), settings or Phases()) for path in paths]
+    names = [run.reader.name for run in runs]
+    for i, run in enumerate(runs):
+        run.label = names[i] if names.count(names[i]) == 1 else f"{names[i]} ({names[: i + 1].count(names[i])})"
+    return runs
+
+
+def group(runs: list[Run]) -> list[Group]:
+    """Groups of runs that are seeds of one setting, in order of appearance."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_setting_of(run), []).append(run)
+    return [Group(_label(members), members) for members in groups.values()]
+
+
+def _label(members: list[Run]) -> str:
+    if len(members) == 1:
+        return members[0].name
+    short = _SEED_NAME.sub("", members[0].name) or members[0].name
+    return f"{short} (mean of {len(members)})"
