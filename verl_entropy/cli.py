@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
-from verl_entropy import __version__, compat, config, presets, registry
+from verl_entropy import __version__, compat, presets, registry
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -88,6 +89,30 @@ def _strip(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    from verl_entropy.report import build_report
+
+    print(build_report(args.runs, args.out).render())
+    return 0
+
+
+def _show(result, as_json: bool) -> int:
+    print(json.dumps(result.as_dict(), indent=1) if as_json else result.render())
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from verl_entropy.report import diff
+
+    return _show(diff(args.a, args.b, rtol=args.rtol, atol=args.atol), args.json)
+
+
+def _advise(args: argparse.Namespace) -> int:
+    from verl_entropy.report import advise
+
+    return _show(advise(args.run_path), args.json)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     root = argparse.ArgumentParser(prog="verl-entropy", description="Entropy control for verl.")
@@ -103,6 +128,21 @@ def parser() -> argparse.ArgumentParser:
     strip.add_argument("source", help="global_step_<n> folder")
     strip.add_argument("target", help="new folder")
     strip.set_defaults(run=_strip)
+    report = commands.add_parser("report", help="one HTML page with figures on one or more runs")
+    report.add_argument("runs", nargs="+", help="verl's file-logger .jsonl, or a run folder")
+    report.add_argument("--out", default="report.html", help="the page; figures are put beside it")
+    report.set_defaults(run=_report)
+    diff = commands.add_parser("diff", help="where two runs part")
+    diff.add_argument("a")
+    diff.add_argument("b")
+    diff.add_argument("--rtol", type=float, default=0.0)
+    diff.add_argument("--atol", type=float, default=0.0)
+    diff.add_argument("--json", action="store_true")
+    diff.set_defaults(run=_diff)
+    advise = commands.add_parser("advise", help="symptoms of a run, and methods meant for them")
+    advise.add_argument("run_path", metavar="run")
+    advise.add_argument("--json", action="store_true")
+    advise.set_defaults(run=_advise)
     return root
 
 
@@ -111,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return args.run(args)
-    except config.ConfigError as error:
+    except ValueError as error:  # ConfigError, RunFileError: the message says what to do
         print(f"verl-entropy: {error}", file=sys.stderr)
         return 2
 

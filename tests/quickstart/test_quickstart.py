@@ -48,7 +48,7 @@ def test_the_agent_loop_builds_the_prompts_of_the_warm_start():
 
     dotted = OmegaConf.from_dotlist([f"{k}={v}" for k, v in given.items()])
     settings = AgentSettings.from_mappings(OmegaConf.to_container(dotted))
-    assert (settings.history_length, settings.show_admissible, settings.prompt_template) == (build.HISTORY, False, "compact")
+    assert (settings.history_length, settings.show_admissible, settings.prompt_template) == (build.HISTORY, False, "brief")
     assert settings.max_turns == build.MAX_TURNS and tuple(settings.kwargs["task_types"]) == build.TASK_TYPES
 
 

@@ -2,7 +2,7 @@
 """From an environment's state to chat messages, and down to the prompt length by whole parts.
 
 Every step-wise prompt stands alone: the task, the last turns, the step's number, the present observation, the
-admissible actions and how to answer. A template is "default", "compact" (a few lower-case words, punctuation
+admissible actions and how to answer. A template is "default", "compact" or "brief" (a few lower-case words, punctuation
 set apart, no instructions: for tiny models with a word-level vocabulary) or a text with these places, given
 in the setting or in a file:
 
@@ -26,6 +26,8 @@ Tokenize = Callable[[list[Message]], list[int]]
 
 _PLACES = re.compile(r"\{(task|step|history|observation|admissible|instructions)\}")
 CUT_MARK = "..."
+SHORT = ("compact", "brief")
+"""Templates of a few lower-case words; "brief" leaves the observations out of the history."""
 
 
 class PromptTooLong(ValueError):
@@ -125,7 +127,7 @@ class PromptBuilder:
         if ids is None and self._overlong == "truncate" and words:
             bare = replace(bare, admissible=())
             # The compact form is for vocabularies of a few words, which need not know a mark.
-            mark = "" if self._template == "compact" else f" {CUT_MARK}"
+            mark = "" if self._template in SHORT else f" {CUT_MARK}"
             kept, parts, ids = _largest(
                 len(words) - 1,
                 lambda n: replace(bare, observation="".join(words[:n]).rstrip() + mark),
@@ -144,7 +146,7 @@ class PromptBuilder:
     def followup(self, observation: str, admissible: Sequence[str] = (), step: int = 1) -> Message:
         """The user message of a later turn in a growing chat: without task, history and instructions."""
         parts = self._parts("", observation, (), admissible, step)
-        if self._template == "compact":
+        if self._template in SHORT:
             return {"role": "user", "content": self._compact(parts)}
         actions = self._action_list(parts)
         blocks = [
@@ -165,7 +167,7 @@ class PromptBuilder:
         return PromptParts(task, observation, recent, tuple(admissible) if self.show_admissible else (), step)
 
     def _render(self, parts: PromptParts) -> list[Message]:
-        if self._template == "compact":
+        if self._template in SHORT:
             content = self._compact(parts)
         elif self._template == "default":
             content = self._default(parts)
@@ -201,7 +203,8 @@ class PromptBuilder:
 
     def _compact(self, parts: PromptParts) -> str:
         sentences = [f"goal : {_plain(parts.task)}"] if parts.task else []
-        sentences += [f"last : {_plain(seen)} -> {_plain(done)}" for seen, done in parts.history]
+        brief = self._template == "brief"
+        sentences += [f"last : {_plain(d)}" if brief else f"last : {_plain(s)} -> {_plain(d)}" for s, d in parts.history]
         sentences.append(f"now : {_plain(parts.observation)}")
         if parts.admissible:
             numbers = self.action_format != "text"
@@ -253,14 +256,14 @@ class PromptBuilder:
 
 
 def _load(template: str) -> str:
-    if template in ("default", "compact"):
+    if template in ("default", *SHORT):
         return template
     text = template
     if "{observation}" not in template:
         path = Path(template).expanduser()
         if not path.is_file():
             raise ConfigError(
-                f"data.env.prompt_template={template!r}: neither default nor compact, no such file, and no "
+                f"data.env.prompt_template={template!r}: not default, compact or brief, no such file, and no "
                 "text with {observation}. Set data.env.prompt_template=default."
             )
         text = path.read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ class AgentSettings:
     history_length: int = setting(2, "last turns shown in a step-wise prompt (verl-agent's default)", ge=0)
     show_admissible: bool = setting(True, "list the admissible actions in the prompt")
     prompt_template: str = setting(
-        "default", "default, compact, the path of a template, or a text with {observation}"
+        "default", "default, compact, brief, the path of a template, or a text with {observation}"
     )
     system_prompt: str = setting("", "system message; empty: none")
     overlong_prompt: str = setting(

@@ -136,7 +136,7 @@ def environment_overrides() -> list[str]:
         "max_turns": build.MAX_TURNS,
         "history_length": build.HISTORY,
         "show_admissible": False,
-        "prompt_template": "compact",
+        "prompt_template": "brief",
     }
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env"
     return [loop, *(f"+data.env.{key}={value}" for key, value in settings.items())]

@@ -17,10 +17,10 @@ from verl_entropy.quickstart.build import ENV, MAX_TURNS, TASK_TYPES, prompt_bui
 
 EPISODES = 2500
 FIRST_SEED = 10_000_000
-NOISE_LABEL, NOISE_PLAY = 0.2, 0.3
+NOISE_LABEL, NOISE_PLAY = 0.3, 0.1
 """Share of turns whose *target* is a random action, and of the others whose *played* action is: the first leaves the policy
 something to unlearn, the second shows it how to recover."""
-STEPS, BATCH, LEARNING_RATE, WARMUP = 450, 64, 3e-3, 20
+STEPS, BATCH, LEARNING_RATE, WARMUP = 400, 64, 3e-3, 20
 
 Row = tuple[list[int], list[int]]
 
