@@ -146,9 +146,7 @@ def lay_out(
         "trajectory_R": [e.key for e, _, _ in pieces],
         "position_R": [position for _, position, _ in pieces],
         "padding_R": [row >= real for row in range(len(pieces))],
-        "score_R": torch.tensor(
-            [e.score if which[-1] == len(e.tokens) - 1 else 0.0 for e, _, which in pieces]
-        ),
+        "score_R": torch.tensor([e.score if which[-1] == len(e.tokens) - 1 else 0.0 for e, _, which in pieces]),
         "success_R": [e.success for e, _, _ in pieces],
         "turn_fields": [[e.fields(i) for i in which] for e, _, which in pieces],
     }

@@ -43,9 +43,7 @@ def _check_presets(plan: Plan) -> None:
         kinds = [a.kind for a in registry.ALGORITHMS if a.name == name and a.kind != "transform"]
         for kind in kinds:
             if kind in taken:
-                raise ConfigError(
-                    f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them."
-                )
+                raise ConfigError(f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them.")
             taken[kind] = name
     chosen = {c.name for c in plan.choices}
     for choice in plan.choices:
@@ -70,7 +68,9 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
         )
     if _get(raw, "distillation.enabled", False) and (plan.loss or plan.clip or plan.regularizer or plan.seal):
-        raise ConfigError("distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use.")
+        raise ConfigError(
+            "distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use."
+        )
 
 
 def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:

@@ -63,9 +63,7 @@ def log_probs_and_entropy(
     """
     batch, vocab = logits.shape[:-1], logits.shape[-1]
     if labels.shape != batch:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, expected {tuple(batch)}: one label per row of logits."
-        )
+        raise ValueError(f"labels has shape {tuple(labels.shape)}, expected {tuple(batch)}: one label per row of logits.")
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens={chunk_tokens}: must be >= 1, or None for the default.")
     if isinstance(temperature, Tensor):
@@ -75,9 +73,7 @@ def log_probs_and_entropy(
     elif temperature == 1:
         temperature = None
     rows = chunk_tokens or max(1, CHUNK_CELLS // max(vocab, 1))
-    log_probs, entropy = _LogProbsAndEntropy.apply(
-        logits.reshape(-1, vocab), labels.reshape(-1), temperature, rows, with_entropy
-    )
+    log_probs, entropy = _LogProbsAndEntropy.apply(logits.reshape(-1, vocab), labels.reshape(-1), temperature, rows, with_entropy)
     return log_probs.view(batch), entropy.view(batch) if with_entropy else None
 
 
@@ -264,9 +260,7 @@ def aggregate(
     if mode not in AGGREGATIONS:
         raise ValueError(f"mode={mode!r}: allowed are {', '.join(AGGREGATIONS)}.")
     if mode == "nested-mean" and (weight is None or weight.dim() != 2):
-        raise ValueError(
-            "mode='nested-mean' needs one weight per token; pass nested_token_weight(turns) of the batch."
-        )
+        raise ValueError("mode='nested-mean' needs one weight per token; pass nested_token_weight(turns) of the batch.")
     mask_RT = mask_RT.bool()
     x_RT = torch.where(mask_RT, x_RT.to(torch.promote_types(x_RT.dtype, torch.float32)), 0.0)
     if weight is not None:
@@ -285,9 +279,7 @@ def aggregate(
 
 def _count(count: int | Tensor | None, name: str, mode: str) -> int | Tensor:
     if count is None:
-        raise ValueError(
-            f"mode={mode!r} needs {name}: the count of the global mini-batch, all micro-batches and ranks."
-        )
+        raise ValueError(f"mode={mode!r} needs {name}: the count of the global mini-batch, all micro-batches and ranks.")
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 

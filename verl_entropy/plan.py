@@ -124,9 +124,7 @@ def read(raw: Mapping[str, Any]) -> Plan:
     shared_keys = set(config.Entropy.__dataclass_fields__)
     method_keys = set(registry.names("estimator")) | set(registry.names("transform"))
     _check_sections(ours, shared_keys | method_keys, config.ALGORITHM_PATH)
-    entropy = config.parse(
-        config.Entropy, {k: v for k, v in ours.items() if k in shared_keys}, config.ALGORITHM_PATH
-    )
+    entropy = config.parse(config.Entropy, {k: v for k, v in ours.items() if k in shared_keys}, config.ALGORITHM_PATH)
     loss_section = _section(actor.get("policy_loss"), config.POLICY_LOSS_PATH)
     base = str(algorithm.get("adv_estimator"))
     transforms = _transform_names(entropy)

@@ -81,9 +81,7 @@ class Turns:
         row, first, length = _runs(self.turn_RT >= 0)
         start = row * self.turn_RT.shape[1] + first
         turn = self.turn_RT.reshape(-1)[start]
-        return torch.empty_like(start).index_copy_(0, turn, start), torch.empty_like(length).index_copy_(
-            0, turn, length
-        )
+        return torch.empty_like(start).index_copy_(0, turn, start), torch.empty_like(length).index_copy_(0, turn, length)
 
     @cached_property
     def _tokens_N(self) -> Tensor:
@@ -168,9 +166,7 @@ def build_turns(
     mask_RT = mask_RT.bool() & ~padding_R[:, None]
     span_RT = mask_RT if spans_mask_RT is None else spans_mask_RT.bool() & ~padding_R[:, None]
     if spans_mask_RT is not None and bool((mask_RT & ~span_RT).any()):
-        raise ValueError(
-            "spans_mask_RT leaves out tokens of mask_RT; pass the response mask before any token was removed."
-        )
+        raise ValueError("spans_mask_RT leaves out tokens of mask_RT; pass the response mask before any token was removed.")
 
     sessions = _sort_rows(group_R, trajectory_R, position_R, padding_R.tolist())
     row_K, trajectory_K, index_K, turn_RT = _sort_turns(span_RT, sessions)
@@ -222,9 +218,7 @@ class _Sessions:
     last_row_J: np.ndarray
 
 
-def _sort_rows(
-    group_R: Sequence, trajectory_R: Sequence, position_R: Sequence, padding_R: list[bool]
-) -> _Sessions:
+def _sort_rows(group_R: Sequence, trajectory_R: Sequence, position_R: Sequence, padding_R: list[bool]) -> _Sessions:
     groups: dict[Hashable, int] = {}
     sessions: dict[tuple[int, Hashable], int] = {}
     trajectory = np.full(len(padding_R), -1, dtype=np.int64)
@@ -329,9 +323,7 @@ def _column(name: str, column: list, row_K: list[int], device: torch.device) -> 
     values_K = torch.tensor([float(value) for value in column], dtype=torch.float32, device=device)
     _check_finite(values_K, f"turn_fields: {name!r}", lambda k: f"a turn of row {row_K[k]}")
     if name == "penalty" and bool((values_K < 0).any()):
-        raise ValueError(
-            f"turn_fields: 'penalty' is {float(values_K.min())}; it must be >= 0 and is subtracted."
-        )
+        raise ValueError(f"turn_fields: 'penalty' is {float(values_K.min())}; it must be >= 0 and is subtracted.")
     return values_K
 
 
@@ -342,15 +334,11 @@ def _keys(keys: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:
 def _check_lengths(num_rows: int, **columns: Any) -> None:
     for name, column in columns.items():
         if column is not None and len(column) != num_rows:
-            raise ValueError(
-                f"{name} has {len(column)} rows, mask_RT has {num_rows}; pass one entry per row."
-            )
+            raise ValueError(f"{name} has {len(column)} rows, mask_RT has {num_rows}; pass one entry per row.")
 
 
 def _check_finite(values: Tensor, name: str, where: Any) -> None:
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
         at = int(bad[0])
-        raise ValueError(
-            f"{name} of {where(at)} is {float(values[at])}; it must be finite. Check the reward function."
-        )
+        raise ValueError(f"{name} of {where(at)} is {float(values[at])}; it must be finite. Check the reward function.")

@@ -59,9 +59,7 @@ def answer(action, thought="hard"):
     return f"<think> {thought} </think> <action> {action} </action> <im_end>"
 
 
-def build(
-    cls, env, script, *, prompt_length=64, response_length=24, rollout=None, algorithm=None, log_probs=True
-):
+def build(cls, env, script, *, prompt_length=64, response_length=24, rollout=None, algorithm=None, log_probs=True):
     """An agent loop of ``cls`` with ``data.env=env`` and a scripted server."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -82,9 +80,7 @@ def build(
         }
     )
     server = ScriptedServer(words, script, log_probs)
-    loop = cls(
-        DictConfigWrap(config), server, words, None, None, DictConfigWrap(config.data), hf_model_type="llama"
-    )
+    loop = cls(DictConfigWrap(config), server, words, None, None, DictConfigWrap(config.data), hf_model_type="llama")
     return loop, server
 
 

@@ -54,30 +54,20 @@ def test_registered_under_their_names():
 
 class TestStepwise:
     def test_a_turn_is_a_row_with_its_own_prompt(self):
-        (session,), server = play(
-            StepwiseAgentLoop, {**CLIMB, "history_length": 1}, up, row={"extra_info": {"seed": 1}}
-        )
+        (session,), server = play(StepwiseAgentLoop, {**CLIMB, "history_length": 1}, up, row={"extra_info": {"seed": 1}})
         assert len(session) == 3 == len(server.calls)
         prompts = [server.tokenizer.decode(row.prompt_ids) for row in session]
         actions = ". can : up , up two , down . <im_end> <im_start> assistant"
         assert prompts[0] == f"<im_start> user goal : reach 3 . now : height 0 {actions}"
-        assert (
-            prompts[2] == f"<im_start> user goal : reach 3 . last : height 1 -> up . now : height 2 {actions}"
-        )
+        assert prompts[2] == f"<im_start> user goal : reach 3 . last : height 1 -> up . now : height 2 {actions}"
 
     def test_trained_token_for_token(self):
         (session,), server = play(StepwiseAgentLoop, CLIMB, script("up", "nowhere", "up"))
         for row, (_, sent, _, sampled) in zip(session, server.calls, strict=True):
-            assert (
-                row.prompt_ids == sent
-                and row.response_ids == sampled
-                and row.response_mask == [1] * len(sampled)
-            )
+            assert row.prompt_ids == sent and row.response_ids == sampled and row.response_mask == [1] * len(sampled)
         assert [row.response_logprobs[0] for row in session] == [-1.0, -2.0, -3.0]
         assert [row.extra_fields["min_global_steps"] for row in session] == [0, 1, 2]
-        assert (
-            len({request for request, *_ in server.calls}) == 1
-        )  # one server, so that its prefix cache helps
+        assert len({request for request, *_ in server.calls}) == 1  # one server, so that its prefix cache helps
 
     def test_prompts_stay_within_their_length(self):
         (session,), server = play(StepwiseAgentLoop, {**CLIMB, "kwargs": {"goal": 9}}, up, prompt_length=32)
@@ -107,28 +97,20 @@ class TestSpan:
         assert decode(row.prompt_ids).startswith("<im_start> user goal : reach 3 . now : height 0 . can :")
         trained = [token for token, keep in zip(row.response_ids, row.response_mask, strict=True) if keep]
         assert trained == [token for *_, sampled in server.calls for token in sampled]
-        masked = decode(
-            [token for token, keep in zip(row.response_ids, row.response_mask, strict=True) if not keep]
-        )
+        masked = decode([token for token, keep in zip(row.response_ids, row.response_mask, strict=True) if not keep])
         user = "<im_start> user now : height {} . can : up , up two , down . <im_end> <im_start> assistant"
         assert masked == " ".join([user.format(1), user.format(2)])
         assert row.response_mask[0] == row.response_mask[-1] == 1
 
     def test_what_the_server_saw_is_the_row(self):
-        (session,), server = play(
-            SpanAgentLoop, {**CLIMB, "kwargs": {"goal": 4}}, script("up", "oops"), response_length=150
-        )
+        (session,), server = play(SpanAgentLoop, {**CLIMB, "kwargs": {"goal": 4}}, script("up", "oops"), response_length=150)
         (row,) = session
         stream = row.prompt_ids + row.response_ids
         for _, sent, _, sampled in server.calls:
             assert stream[: len(sent) + len(sampled)] == sent + sampled
         log_probs = [p for p, keep in zip(row.response_logprobs, row.response_mask, strict=True) if keep]
-        assert log_probs == [
-            -(n + 1) - i / 1000 for n, call in enumerate(server.calls) for i in range(len(call[3]))
-        ]
-        assert all(
-            p == 0.0 for p, keep in zip(row.response_logprobs, row.response_mask, strict=True) if not keep
-        )
+        assert log_probs == [-(n + 1) - i / 1000 for n, call in enumerate(server.calls) for i in range(len(call[3]))]
+        assert all(p == 0.0 for p, keep in zip(row.response_logprobs, row.response_mask, strict=True) if not keep)
         assert (row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) == (
             0,
             len(server.calls) - 1,
@@ -140,10 +122,7 @@ class TestSpan:
         (row,) = session
         assert len(row.response_ids) <= length and row.response_mask[-1] == 1
         assert len(row.extra_fields["turns"]) == len(server.calls) >= 1
-        assert all(
-            len(sent) - len(row.prompt_ids) + call["max_tokens"] <= length
-            for _, sent, call, _ in server.calls
-        )
+        assert all(len(sent) - len(row.prompt_ids) + call["max_tokens"] <= length for _, sent, call, _ in server.calls)
 
     def test_room_for_a_whole_answer(self):
         env = {**CLIMB, "kwargs": {"goal": 9}, "max_tokens_per_turn": 9}
@@ -230,9 +209,7 @@ class TestBoth:
     def test_turn_limit_is_the_smaller_one(self, cls):
         multi_turn = {"multi_turn": {"max_assistant_turns": 3}}
         for env, turns in (({"max_turns": 2}, 2), ({"max_turns": 7}, 3)):
-            (session,), _ = play(
-                cls, {**CLIMB, **env}, script("down"), response_length=200, rollout=multi_turn
-            )
+            (session,), _ = play(cls, {**CLIMB, **env}, script("down"), response_length=200, rollout=multi_turn)
             assert session[-1].extra_fields["reward_extra_info"]["episode_length"] == turns
 
     @pytest.mark.parametrize(
@@ -277,15 +254,11 @@ class TestBoth:
         env = {**TROUBLE, "step_timeout_s": 1.0 if failure == "hang" else 60, "require_admissible": False}
         (session,), server = play(cls, env, script("up", failure, "up", "up"), response_length=99)
         assert len(server.calls) == 4
-        trained = [
-            t for row in session for t, keep in zip(row.response_ids, row.response_mask, strict=True) if keep
-        ]
+        trained = [t for row in session for t, keep in zip(row.response_ids, row.response_mask, strict=True) if keep]
         assert trained == server.calls[2][3] + server.calls[3][3]
         last = session[-1].extra_fields
         assert last["success"] and last["reward_extra_info"]["env_retried"] == 1.0
-        assert {"crash": "out of order", "hang": "longer than", "old gym": "expected"}[failure] in last[
-            "env_error"
-        ]
+        assert {"crash": "out of order", "hang": "longer than", "old gym": "expected"}[failure] in last["env_error"]
 
     def test_a_session_that_keeps_failing_is_dropped_and_the_others_go_on(self, cls, caplog):
         def mixed(number, prompt):
@@ -294,30 +267,21 @@ class TestBoth:
         async def main():
             loop, _ = build(cls, {**TROUBLE, "episode_retries": 2}, mixed, response_length=99)
             seeds = [2, 0, 1]
-            return await asyncio.gather(
-                *(loop.run({"temperature": 1.0}, extra_info={"seed": s}) for s in seeds)
-            )
+            return await asyncio.gather(*(loop.run({"temperature": 1.0}, extra_info={"seed": s}) for s in seeds))
 
         failed, *others = asyncio.run(main())
         assert failed == [] and all(session[-1].reward_score == 1.0 for session in others)
         assert sum("attempt" in r.message for r in caplog.records) == 3
-        assert any(
-            "seed 2 given up (drop)" in r.message and "out of order" in r.message for r in caplog.records
-        )
+        assert any("seed 2 given up (drop)" in r.message and "out of order" in r.message for r in caplog.records)
 
-    @pytest.mark.parametrize(
-        ("env", "algorithm"), [({"on_env_failure": "raise"}, {}), ({}, {"filter_groups": {"enable": True}})]
-    )
+    @pytest.mark.parametrize(("env", "algorithm"), [({"on_env_failure": "raise"}, {}), ({}, {"filter_groups": {"enable": True}})])
     def test_or_raises(self, cls, env, algorithm):
         (error,), _ = play(cls, {**TROUBLE, **env}, script("crash"), algorithm=algorithm)
         assert "out of order" in str(error)
 
     def test_a_reset_that_fails_at_first(self, cls):
         (session,), _ = play(cls, {**TROUBLE, "kwargs": {"fail_at_reset": 1}}, up, response_length=99)
-        assert (
-            session[-1].extra_fields["success"]
-            and "game file is broken" in session[-1].extra_fields["env_error"]
-        )
+        assert session[-1].extra_fields["success"] and "game file is broken" in session[-1].extra_fields["env_error"]
 
     def test_an_environment_that_always_fails_ends_the_run(self, cls):
         sessions, _ = play(cls, {**TROUBLE, "max_env_failures": 4, "num_envs": 1}, script("crash"), n=8)
@@ -328,9 +292,7 @@ class TestBoth:
         assert isinstance(error, PoolBroken) and "household_of_mine" in str(error)
 
     def test_an_empty_response_is_no_turn(self, cls, caplog):
-        sessions, _ = play(
-            cls, CLIMB, lambda number, prompt: answer("up") if number == 0 else "", response_length=99
-        )
+        sessions, _ = play(cls, CLIMB, lambda number, prompt: answer("up") if number == 0 else "", response_length=99)
         assert sessions == [[]] and "returned no tokens" in caplog.text
 
     def test_special_token_tags_are_seen(self, cls, monkeypatch):
@@ -408,9 +370,7 @@ def test_through_verls_worker(name, seeds, monkeypatch):
         for session, seed in enumerate(seeds):
             info = {"seed": 0, "options": {"goal": 9}} if seed == "broken" else {"seed": seed}
             row = {"uid": "u", "session_id": session, "global_steps": 1, "raw_prompt": [], "extra_info": info}
-            await worker._run_agent_loop(
-                {"temperature": 1.0}, trajectory, agent_name=name, trace=False, **row
-            )
+            await worker._run_agent_loop({"temperature": 1.0}, trajectory, agent_name=name, trace=False, **row)
 
     def broken_or_up(number, prompt):
         return answer("crash" if "reach 9" in prompt else "up")
@@ -452,10 +412,7 @@ def test_both_layouts_give_the_same_turns():
     actions = {0: ["up two", "down", "up", "up"], 1: ["nowhere", "up two"]}
 
     def sessions(cls):
-        played = [
-            play(cls, {**CLIMB, "kwargs": {"goal": 2}}, script(*actions[s]), response_length=200)[0][0]
-            for s in actions
-        ]
+        played = [play(cls, {**CLIMB, "kwargs": {"goal": 2}}, script(*actions[s]), response_length=200)[0][0] for s in actions]
         return as_turns(played)
 
     step, span = sessions(StepwiseAgentLoop), sessions(SpanAgentLoop)
@@ -479,9 +436,7 @@ def test_household(cls):
     """The package's own environment, with an agent that takes the first action and one that only talks."""
     env = {"name": "household", "max_turns": 4, "action_format": "number", "prompt_template": "default"}
     for text, valid in ((answer("1"), 1.0), ("can hard", 0.0)):
-        sessions, _ = play(
-            cls, env, lambda number, prompt, text=text: text, n=3, prompt_length=2000, response_length=2000
-        )
+        sessions, _ = play(cls, env, lambda number, prompt, text=text: text, n=3, prompt_length=2000, response_length=2000)
         for session in sessions:
             info = session[-1].extra_fields["reward_extra_info"]
             assert info["episode_length"] == 4.0 and info["valid_actions"] == valid

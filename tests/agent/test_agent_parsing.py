@@ -92,9 +92,7 @@ def test_no_action_is_admissible_only_where_nothing_is_listed(text):
 
 
 def test_either_prefers_text():
-    assert (
-        parse_response("<think></think><action>1</action>", ("2", "1"), action_format="either").action == "1"
-    )
+    assert parse_response("<think></think><action>1</action>", ("2", "1"), action_format="either").action == "1"
 
 
 @pytest.mark.parametrize(
@@ -167,9 +165,7 @@ def test_any_text_gets_a_verdict(text, form):
     assert isinstance(executed_action(parsed, text, ACTIONS), str)
 
 
-@pytest.mark.parametrize(
-    "text", ["<action>" * 100_000, "</think>" * 100_000, "<" * 1_000_000, GOOD + "x" * 2_000_000]
-)
+@pytest.mark.parametrize("text", ["<action>" * 100_000, "</think>" * 100_000, "<" * 1_000_000, GOOD + "x" * 2_000_000])
 def test_huge_text_takes_linear_time(text):
     start = time.process_time()
     parse_response(text)

@@ -63,11 +63,7 @@ def test_an_environment_is_reused(isolation):
         for _ in range(3):
             async with pool.lease() as lease:
                 result = await climb(lease)
-                assert (
-                    result.info["won"]
-                    and result.reward == 1.0
-                    and result.admissible == ("up", "up two", "down")
-                )
+                assert result.info["won"] and result.reward == 1.0 and result.admissible == ("up", "up two", "down")
         return pool.stats
 
     stats = run(body, isolation=isolation)
@@ -182,9 +178,7 @@ def test_a_constructor_that_hangs(isolation):
 def test_a_constructor_that_raises_says_so_at_once():
     async def body(pool):
         async with pool.lease() as lease:
-            with pytest.raises(
-                PoolBroken, match=r"(?s)unexpected keyword argument 'gaol'.*data\.env\.kwargs"
-            ):
+            with pytest.raises(PoolBroken, match=r"(?s)unexpected keyword argument 'gaol'.*data\.env\.kwargs"):
                 await lease.reset()
 
     run(body, functools.partial(Climb, gaol=1))
@@ -205,9 +199,7 @@ def test_failures_in_a_row_end_the_run_and_a_finished_episode_forgives():
                 await climb(lease)
         for _ in range(3):
             await crash(pool)
-        with pytest.raises(
-            PoolBroken, match=r"(?s)3 failures in a row, data\.env\.max_env_failures=3.*out of order"
-        ):
+        with pytest.raises(PoolBroken, match=r"(?s)3 failures in a row, data\.env\.max_env_failures=3.*out of order"):
             await crash(pool)
 
     run(body, max_env_failures=3)
@@ -293,9 +285,7 @@ if __name__ == "__main__":
     asyncio.run(main())
 """
     (tmp_path / "program.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=20
-    )
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0 and done.stderr == ""
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == (2 if isolation == "process" else 0)

@@ -32,13 +32,8 @@ def text(builder, **kwargs):
 
 def test_default_holds_everything_in_order():
     prompt = text(PromptBuilder())
-    places = [
-        prompt.index(s)
-        for s in ("find it", "step 4", "saw two", "did two", "saw three", "did three", "a room")
-    ]
-    places += [
-        prompt.index(s) for s in ("- open box", "- go north", "<think> </think>", "<action> </action>")
-    ]
+    places = [prompt.index(s) for s in ("find it", "step 4", "saw two", "did two", "saw three", "did three", "a room")]
+    places += [prompt.index(s) for s in ("- open box", "- go north", "<think> </think>", "<action> </action>")]
     assert places == sorted(places)
     assert "saw one" not in prompt and "[step 2] observation: saw two" in prompt
 
@@ -77,12 +72,8 @@ def test_own_template(tmp_path, from_file):
     template = 'S{step} {task}|{observation}|{history}|{admissible}| {"json": {}} {other}'
     if from_file:
         (tmp_path / "t.txt").write_text(template)
-    prompt = text(
-        PromptBuilder(1, template=str(tmp_path / "t.txt") if from_file else template), observation="{task}"
-    )
-    assert prompt.startswith("S4 find it|{task}|[step 3]") and prompt.endswith(
-        '- go north| {"json": {}} {other}'
-    )
+    prompt = text(PromptBuilder(1, template=str(tmp_path / "t.txt") if from_file else template), observation="{task}")
+    assert prompt.startswith("S4 find it|{task}|[step 3]") and prompt.endswith('- go north| {"json": {}} {other}')
 
 
 @pytest.mark.parametrize("template", ["missing.txt", "fancy", "{task}"])

@@ -58,9 +58,7 @@ def cases(rows: int, tokens: int) -> dict[str, Callable[[], Any]]:
     turns = build_turns(**arguments)
     entropy_RT = torch.rand(rows, tokens, generator=torch.Generator().manual_seed(1))
     advantages_RT = turns.to_tokens(torch.randn(rows))
-    fresh = itertools.cycle(
-        [observations(turns) for _ in range(40)] if rows < 10_000 else [observations(turns)]
-    )
+    fresh = itertools.cycle([observations(turns) for _ in range(40)] if rows < 10_000 else [observations(turns)])
 
     def with_fresh_observations(function: Callable[[Turns], Any]) -> Callable[[], Any]:
         def run() -> Any:
@@ -82,14 +80,11 @@ def cases(rows: int, tokens: int) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument(
-        "--largest", type=int, default=100_000, help="rows of the largest batch of the second table"
-    )
+    arguments.add_argument("--largest", type=int, default=100_000, help="rows of the largest batch of the second table")
     args = arguments.parse_args()
     torch.set_num_threads(1)
     step = [
-        {"6,400 rows x 512 tokens": name, "ms": median_ms(function, args.repeats)}
-        for name, function in cases(6400, 512).items()
+        {"6,400 rows x 512 tokens": name, "ms": median_ms(function, args.repeats)} for name, function in cases(6400, 512).items()
     ]
     table(step)
     for row in step:
@@ -104,9 +99,7 @@ def main() -> None:
             ms = median_ms(cases(rows, 64)[name], max(3, args.repeats // 3))
             linear = ms / rows / before.get(name, ms / rows)
             before[name] = ms / rows
-            growth.append(
-                {"64 tokens": name, "rows": rows, "ms": ms, "us per row": 1e3 * ms / rows, "linear": linear}
-            )
+            growth.append({"64 tokens": name, "rows": rows, "ms": ms, "us per row": 1e3 * ms / rows, "linear": linear})
     table(sorted(growth, key=lambda row: row["64 tokens"]))
     write(args.json, {"step": step, "growth": growth, "budget_ms": BUDGET_MS})
 

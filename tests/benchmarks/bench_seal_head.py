@@ -31,9 +31,7 @@ def actor_flops(context: int) -> float:
 
 
 def actor_parameters() -> int:
-    layer = (
-        2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEY_VALUE + 3 * HIDDEN * MLP + HIDDEN + 2 * KEY_VALUE + 2 * HIDDEN
-    )
+    layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEY_VALUE + 3 * HIDDEN * MLP + HIDDEN + 2 * KEY_VALUE + 2 * HIDDEN
     return LAYERS * layer + HIDDEN * VOCAB + HIDDEN  # embedding and head are tied
 
 

@@ -41,17 +41,13 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     names = (
-        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        if info.exists()
-        else []
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
     )
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--repeats", type=int, default=15)
     out.add_argument("--json", type=Path, help="write machine and results to this file")
     return out
@@ -63,10 +59,7 @@ def table(rows: list[dict[str, Any]]) -> None:
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns, strict=True):
         print(
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-            )
+            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True)))
         )
     print()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the benchmarks of this folder and write results.json, from which README.md takes its figures.
 
-    python tests/benchmarks/run_all.py
+python tests/benchmarks/run_all.py
 """
 
 from __future__ import annotations

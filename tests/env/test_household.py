@@ -5,8 +5,9 @@ import pytest
 
 from verl_entropy import envs
 from verl_entropy.envs.household import DIFFICULTIES, SPLITS, TASK_TYPES, HouseholdEnv, HouseholdExpert
+from verl_entropy.envs.household_world import possible_tasks
 
-CASES = [(d, s, t) for d in DIFFICULTIES for s in SPLITS for t in TASK_TYPES]
+CASES = [(d, s, t) for d in DIFFICULTIES for s in SPLITS for t in possible_tasks(d)]
 
 
 def play(env, seed, policy=None):
@@ -77,7 +78,15 @@ def test_splits_share_no_episode_and_unseen_no_layout():
     assert not layouts("train") & layouts("unseen")
     assert layouts("seen") <= layouts("train")
     a, b = HouseholdEnv(split="train"), HouseholdEnv(split="seen")
-    assert all(a.reset(seed=s)[0] + a.reset(seed=s)[1]["task"] != b.reset(seed=s)[0] + b.reset(seed=s)[1]["task"] for s in range(30))
+    assert all(
+        a.reset(seed=s)[0] + a.reset(seed=s)[1]["task"] != b.reset(seed=s)[0] + b.reset(seed=s)[1]["task"] for s in range(30)
+    )
+
+
+def test_a_task_that_a_difficulty_does_not_have_is_refused():
+    assert "look_at_obj_in_light" not in possible_tasks("tiny") and possible_tasks("full") == TASK_TYPES
+    with pytest.raises(ValueError, match="task_types"):
+        HouseholdEnv(difficulty="tiny", task_types=["look_at_obj_in_light"])
 
 
 def test_options_choose_family_and_split_for_one_episode():
@@ -97,7 +106,9 @@ def test_listed_places_are_the_receptacles_and_the_expert_still_solves():
         assert play(env, seed)[1] == 10.0
 
 
-@pytest.mark.parametrize(("name", "says"), [("atlantis", "not known"), ("no.such.module:X", "does not import"), ("json:X", "no 'X'")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("atlantis", "not known"), ("no.such.module:X", "does not import"), ("json:X", "no 'X'")]
+)
 def test_make_says_what_is_wrong(name, says):
     with pytest.raises(ValueError, match=says):
         envs.make(name)

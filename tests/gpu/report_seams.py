@@ -27,7 +27,9 @@ def main(out: str) -> int:
         values = [step.get(key) for step in steps]
         rows[name] = all(v is not None and math.isfinite(v) for v in values) and len(values) == 3
     shard = torch.load(
-        next((folder / "checkpoints" / "global_step_3" / "actor").glob("model_*_rank_0.pt")), map_location="cpu", weights_only=False
+        next((folder / "checkpoints" / "global_step_3" / "actor").glob("model_*_rank_0.pt")),
+        map_location="cpu",
+        weights_only=False,
     )
     rows["head in the checkpoint"] = any("seal_head" in key for key in shard)
     rows["state beside the checkpoint"] = (folder / "checkpoints" / "global_step_3" / "verl_entropy.json").is_file()

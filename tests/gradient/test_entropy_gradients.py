@@ -14,9 +14,7 @@ def logits_of(dtype=torch.float64):
     return (2 * torch.randn(5, 11, generator=torch.Generator().manual_seed(4))).to(dtype)
 
 
-@pytest.mark.parametrize(
-    "dtype, atol", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-3)]
-)
+@pytest.mark.parametrize("dtype, atol", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-3)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_entropy_gradient_is_minus_p_log_p_plus_h(dtype, atol, temperature):
     logits = logits_of(dtype).requires_grad_()
@@ -46,9 +44,7 @@ ENTROPY = [[0.2, 0.9, 1.5], [0.71, 1.09, 0.5]]
 
 def regularizer_gradient(penalty: str, beta: float) -> torch.Tensor:
     entropy = torch.tensor(ENTROPY, dtype=torch.float64, requires_grad=True)
-    loss, _ = epo_regularizer(
-        entropy, torch.ones(2, 3), hbar=0.9, beta=beta, entropy_coeff=0.3, penalty=penalty, **CORRIDOR
-    )
+    loss, _ = epo_regularizer(entropy, torch.ones(2, 3), hbar=0.9, beta=beta, entropy_coeff=0.3, penalty=penalty, **CORRIDOR)
     loss.sum().backward()
     return entropy.grad
 
@@ -57,9 +53,7 @@ def regularizer_gradient(penalty: str, beta: float) -> torch.Tensor:
 def test_hinge_gradient(beta):
     """-lambda (1 - beta dP/dH); dP/dH = -alpha below .72, alpha above 1.08, 0 between."""
     slope = torch.tensor([[-0.1, 0.0, 0.1], [-0.1, 0.1, -0.1]], dtype=torch.float64)
-    torch.testing.assert_close(
-        regularizer_gradient("hinge", beta), -0.3 * (1 - beta * slope), atol=1e-15, rtol=0
-    )
+    torch.testing.assert_close(regularizer_gradient("hinge", beta), -0.3 * (1 - beta * slope), atol=1e-15, rtol=0)
 
 
 def test_indicator_has_no_gradient():

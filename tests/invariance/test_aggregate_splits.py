@@ -64,9 +64,7 @@ def test_seal_loss(data, ranks, micro):
 
     def term(x, rows, dp_size):
         loss = seal_loss(x[rows], label[rows], mask[rows], row_weight_R=weight[rows])
-        return aggregate(
-            loss, mask[rows], "token-mean", num_tokens=int(mask.sum()), num_rows=None, dp_size=dp_size
-        )
+        return aggregate(loss, mask[rows], "token-mean", num_tokens=int(mask.sum()), num_rows=None, dp_size=dp_size)
 
     whole, x = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     term(whole, torch.arange(len(mask)), 1).backward()

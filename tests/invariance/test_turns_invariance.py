@@ -51,9 +51,7 @@ def test_row_order_padding_and_width(seed, layout):
 def test_layouts_agree(seed):
     episodes = make_episodes(seed)
     step_wise, one_row = lay_out(episodes, "step-wise"), lay_out(episodes, "one-row")
-    assert results(step_wise, step_wise.turns(), step_wise.garbage) == results(
-        one_row, one_row.turns(), one_row.garbage
-    )
+    assert results(step_wise, step_wise.turns(), step_wise.garbage) == results(one_row, one_row.turns(), one_row.garbage)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -78,9 +78,7 @@ def test_penalty_is_taken_off_its_own_turn_only():
 
 
 def test_batch_without_turns():
-    turns = build_turns(
-        torch.zeros(2, 4), ["a", "a"], [0, 1], [0, 0], [False, True], torch.tensor([1.0, 0.0])
-    )
+    turns = build_turns(torch.zeros(2, 4), ["a", "a"], [0, 1], [0, 0], [False, True], torch.tensor([1.0, 0.0]))
     assert (turns.num_turns, turns.num_trajectories, turns.num_groups) == (0, 1, 1)
     x = torch.full((2, 4), float("nan"))
     assert gigpo(turns, omega=0.0)[0].shape == loop(turns)[0].shape == turns.mean(x).shape == (0,)
@@ -174,9 +172,7 @@ def test_aem_takes_no_gradient_into_the_entropy():
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_empty_mask_gives_zero_value_and_gradient(mode):
     x = torch.full((2, 3), float("nan"), requires_grad=True)
-    value = aggregate(
-        x, torch.zeros(2, 3), mode, num_tokens=0, num_rows=0, weight=torch.zeros(2, 3), scale_factor=1.0
-    )
+    value = aggregate(x, torch.zeros(2, 3), mode, num_tokens=0, num_rows=0, weight=torch.zeros(2, 3), scale_factor=1.0)
     value.backward()
     assert value == 0 and not x.grad.any()
     assert masked_mean(x, torch.zeros(2, 3)) == 0

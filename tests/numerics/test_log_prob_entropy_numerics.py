@@ -61,17 +61,13 @@ def test_chunks_change_no_bit(dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize(
-    "temperature", [None, 0.7, torch.tensor([0.5, 1.0, 2.0]), torch.tensor([[0.5], [1.0], [2.0]])]
-)
+@pytest.mark.parametrize("temperature", [None, 0.7, torch.tensor([0.5, 1.0, 2.0]), torch.tensor([[0.5], [1.0], [2.0]])])
 @pytest.mark.parametrize("with_entropy", [True, False])
 def test_gradcheck(temperature, with_entropy):
     logits, labels = problem(3, 5, torch.float64)
 
     def function(x):
-        log_probs, entropy = log_probs_and_entropy(
-            x, labels, temperature, chunk_tokens=2, with_entropy=with_entropy
-        )
+        log_probs, entropy = log_probs_and_entropy(x, labels, temperature, chunk_tokens=2, with_entropy=with_entropy)
         return (log_probs, entropy) if with_entropy else log_probs
 
     assert torch.autograd.gradcheck(function, logits.requires_grad_())
@@ -84,9 +80,7 @@ def test_temperature_per_row_and_leading_dimensions():
     assert log_probs.shape == entropy.shape == (2, 3)
     for row, value in enumerate((0.5, 2.0)):
         expected = exact(logits[3 * row : 3 * row + 3], labels[3 * row : 3 * row + 3], value)
-        torch.testing.assert_close(
-            (log_probs[row].double(), entropy[row].double()), expected, atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close((log_probs[row].double(), entropy[row].double()), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
@@ -161,6 +155,4 @@ def test_no_rows():
 )
 def test_wrong_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        log_probs_and_entropy(
-            **{"logits": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long), **changes}
-        )
+        log_probs_and_entropy(**{"logits": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long), **changes})

@@ -19,9 +19,7 @@ def turns_of(mask):
     return build_turns(mask, ["p"] * rows, range(rows), [0] * rows, [False] * rows, torch.zeros(rows))
 
 
-@pytest.mark.parametrize(
-    "temperature, alpha", [(1.0, [1.479932, 0.975631, 0.544437]), (2.0, [1.910909, 0.830478, 0.258613])]
-)
+@pytest.mark.parametrize("temperature, alpha", [(1.0, [1.479932, 0.975631, 0.544437]), (2.0, [1.910909, 0.830478, 0.258613])])
 def test_three_turns(temperature, alpha):
     turns = turns_of(MASK)
     entropy_K = turns.mean(ENTROPY)

@@ -48,9 +48,7 @@ def test_penalty(penalty):
 def test_slope(penalty):
     rows = two_rows()
     entropy = rows.entropy.float().requires_grad_()
-    loss, _ = epo_regularizer(
-        entropy, rows.mask, hbar=HBAR, beta=2.0, entropy_coeff=1.0, penalty=penalty, **CORRIDOR
-    )
+    loss, _ = epo_regularizer(entropy, rows.mask, hbar=HBAR, beta=2.0, entropy_coeff=1.0, penalty=penalty, **CORRIDOR)
     loss.sum().backward()
     slope = torch.tensor(SLOPE[epo_hinge if penalty == "hinge" else epo_indicator])
     expected = torch.where(rows.mask, -(1 - 2.0 * slope), 0.0)

@@ -13,9 +13,7 @@ FOUR = [("a", 1), ("a", 1), ("a", 0), ("a", 1)]
 
 
 def close(actual, expected):
-    torch.testing.assert_close(
-        actual.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("pairs, expected", [(TWO, [1.0, -1.0]), (FOUR, [1 / 3, 1 / 3, -1.0, 1 / 3])])
@@ -24,9 +22,7 @@ def test_rloo(pairs, expected, statistics):
     close(loop(scored(pairs), statistics=statistics)[0], expected)
 
 
-@pytest.mark.parametrize(
-    "pairs, expected", [(TWO, [0.707106, -0.707106]), (FOUR, [0.499999, 0.499999, -1.499997, 0.499999])]
-)
+@pytest.mark.parametrize("pairs, expected", [(TWO, [0.707106, -0.707106]), (FOUR, [0.499999, 0.499999, -1.499997, 0.499999])])
 @pytest.mark.parametrize("statistics", ["trajectory", "row"])
 def test_grpo(pairs, expected, statistics):
     close(gigpo(scored(pairs), omega=0.0, statistics=statistics)[0], expected)

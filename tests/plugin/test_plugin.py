@@ -18,7 +18,9 @@ def run(code, **env):
 
 
 def test_importing_the_plugin_imports_nothing_heavy():
-    out = run("import sys, verl_entropy.plugin; print(sorted({'torch', 'ray', 'verl', 'transformers', 'hydra'} & set(sys.modules)))")
+    out = run(
+        "import sys, verl_entropy.plugin; print(sorted({'torch', 'ray', 'verl', 'transformers', 'hydra'} & set(sys.modules)))"
+    )
     assert out.stdout.strip() == "[]", out.stdout + out.stderr
 
 

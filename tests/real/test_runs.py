@@ -13,7 +13,19 @@ pytestmark = pytest.mark.real
 OURS = "+entropy=[gigpo,aem,seal,epo]"
 # Timing, memory and throughput differ between runs, and so do the rollout server's own log-probs in their last bits, which depend on
 # which requests happen to share a batch; nothing is trained on them. Everything else of verl's metrics must not differ.
-UNSTABLE = ("rollout_corr/", "rollout_probs_diff", "rollout_actor_probs", "timing", "perf/", "throughput", "staleness", "/mfu", "num_turns/", "agent_loop", "memory")
+UNSTABLE = (
+    "rollout_corr/",
+    "rollout_probs_diff",
+    "rollout_actor_probs",
+    "timing",
+    "perf/",
+    "throughput",
+    "staleness",
+    "/mfu",
+    "num_turns/",
+    "agent_loop",
+    "memory",
+)
 
 
 def stable(step: dict) -> dict:

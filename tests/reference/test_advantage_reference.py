@@ -74,9 +74,7 @@ def test_gigpo(seed, layout, norm, statistics):
     batch = lay_out(episodes, layout, shuffle=seed, padding=2)
     turns = batch.turns()
     for singleton in ("zero", "raw"):
-        actual, metrics = gigpo(
-            turns, gamma=0.9, omega=0.7, norm=norm, statistics=statistics, singleton=singleton
-        )
+        actual, metrics = gigpo(turns, gamma=0.9, omega=0.7, norm=norm, statistics=statistics, singleton=singleton)
         episode = slow_episode(episodes, norm, statistics, singleton)
         step = slow_step(episodes, norm, 0.9)
         assert_equal(batch.by_turn(turns, actual), {k: episode[k] + 0.7 * step[k] for k in episode})
@@ -88,9 +86,7 @@ def test_gigpo(seed, layout, norm, statistics):
 def test_gigpo_without_turn_rewards_uses_the_score_at_the_end(seed, layout):
     episodes = make_episodes(seed)
     batch = lay_out(episodes, layout)
-    fields = [
-        [{"penalty": f["penalty"], "anchor": f["anchor"]} for f in row] for row in batch.rows["turn_fields"]
-    ]
+    fields = [[{"penalty": f["penalty"], "anchor": f["anchor"]} for f in row] for row in batch.rows["turn_fields"]]
     turns = batch.turns(turn_fields=fields)
     for e in episodes:
         e.reward = [0.0] * (len(e.tokens) - 1) + [e.score]
@@ -128,9 +124,7 @@ def test_aem(seed, layout, temperature):
         own = [(e.group, e.key, i) for e in episodes if e.group == group for i in range(len(e.tokens))]
         mean = {(e.group, e.key, i): fmean(t) for e in episodes for i, t in enumerate(e.tokens)}
         low, high = min(mean[k] for k in own), max(mean[k] for k in own)
-        weight = {
-            k: math.exp(-temperature * (mean[k] - low) / (high - low)) if high > low else 1.0 for k in own
-        }
+        weight = {k: math.exp(-temperature * (mean[k] - low) / (high - low)) if high > low else 1.0 for k in own}
         expected |= {k: weight[k] / fmean(weight.values()) for k in own}
     assert_equal(batch.by_turn(turns, turns.mean(shaped)), expected)
 

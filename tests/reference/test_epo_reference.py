@@ -60,10 +60,7 @@ def test_corridor_by_turn_index():
     loss, _ = epo_regularizer(batch.garbage, turns.mask_RT, hbar=hbar_RT, **SETTINGS)
     value = aggregate(loss, turns.mask_RT, "token-sum", num_tokens=None, num_rows=None)
     expected = sum(
-        slow_loss(h, means[i] if i < 2 else None, "hinge")
-        for e in episodes
-        for i, turn in enumerate(e.tokens)
-        for h in turn
+        slow_loss(h, means[i] if i < 2 else None, "hinge") for e in episodes for i, turn in enumerate(e.tokens) for h in turn
     )
     assert float(value) == pytest.approx(expected, rel=1e-5)
 

@@ -104,6 +104,4 @@ def test_one_turn_episodes_reproduce_verls_grpo_and_rloo(seed):
         (gigpo(turns, omega=0.0, singleton="raw")[0], core_algos.compute_grpo_outcome_advantage),
         (loop(turns, singleton="raw")[0], core_algos.compute_rloo_outcome_advantage),
     ):
-        torch.testing.assert_close(
-            turns.to_tokens(ours), theirs(rewards, mask, groups)[0], atol=2e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(turns.to_tokens(ours), theirs(rewards, mask, groups)[0], atol=2e-5, rtol=1e-5)

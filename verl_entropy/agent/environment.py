@@ -43,9 +43,7 @@ from typing import Any, Protocol, runtime_checkable
 class TextEnvironment(Protocol):
     """Gymnasium's interface with text observations and text actions."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the episode that ``seed`` and ``options`` determine; returns (observation, info)."""
         ...
 
@@ -94,22 +92,15 @@ def read_reset(answer: Any) -> StepResult:
 def read_step(answer: Any) -> StepResult:
     """Check what ``step`` returned."""
     if not isinstance(answer, tuple) or len(answer) != 5:
-        hint = (
-            " (observation, reward, done, info) is the interface of Gym before 0.26."
-            if _is_tuple(answer, 4)
-            else ""
-        )
+        hint = " (observation, reward, done, info) is the interface of Gym before 0.26." if _is_tuple(answer, 4) else ""
         raise ProtocolError(
-            f"step() returned {_shape(answer)}: expected (observation, reward, terminated, truncated, info)."
-            f"{hint}"
+            f"step() returned {_shape(answer)}: expected (observation, reward, terminated, truncated, info).{hint}"
         )
     observation, reward, terminated, truncated, info = answer
     reward = float(reward)
     if not math.isfinite(reward):
         raise ProtocolError(f"step() returned reward {reward}: expected a finite number.")
-    return StepResult(
-        _text(observation, "step"), reward, bool(terminated), bool(truncated), _info(info, "step")
-    )
+    return StepResult(_text(observation, "step"), reward, bool(terminated), bool(truncated), _info(info, "step"))
 
 
 def reached_goal(last: StepResult, episode_return: float, success_key: str) -> bool:
@@ -126,9 +117,7 @@ def reached_goal(last: StepResult, episode_return: float, success_key: str) -> b
 
 def _text(observation: Any, call: str) -> str:
     if not isinstance(observation, str):
-        raise ProtocolError(
-            f"{call}() returned an observation of type {type(observation).__name__}: expected str."
-        )
+        raise ProtocolError(f"{call}() returned an observation of type {type(observation).__name__}: expected str.")
     return observation
 
 

@@ -123,9 +123,7 @@ class EpisodeRunner(Generic[P]):
                 return episode, policy
         raise SessionFailed("; ".join(errors))
 
-    async def _play(
-        self, lease: EnvLease, policy: P, seed: int, options: dict[str, Any], task: str
-    ) -> Episode:
+    async def _play(self, lease: EnvLease, policy: P, seed: int, options: dict[str, Any], task: str) -> Episode:
         seen = await lease.reset(seed, options or None)
         task = str(seen.info.get("task") or task)
         episode, history = Episode(task_type=str(seen.info.get("task_type") or "")), []

@@ -88,9 +88,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         request_id = uuid4().hex
         if self.rollout_config.full_determinism:
             request_id = f"det-{int(priority)}-{seed}-{kwargs.get('session_id', 0)}"
-        runner = EpisodeRunner(
-            self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns
-        )
+        runner = EpisodeRunner(self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns)
         options = (kwargs.get("extra_info") or {}).get("options") or {}
         try:
             episode, policy = await runner.run(
@@ -133,13 +131,9 @@ class TextEnvAgentLoop(AgentLoopBase):
         )
         return await self.loop.run_in_executor(None, fit)
 
-    async def sample(
-        self, prompt_ids: list[int], sampling_params: dict[str, Any], budget: int, request_id: str
-    ) -> Response:
+    async def sample(self, prompt_ids: list[int], sampling_params: dict[str, Any], budget: int, request_id: str) -> Response:
         """One response of at most ``budget`` tokens."""
-        budget = min(
-            budget, self.settings.max_tokens_per_turn or budget, sampling_params.get("max_tokens") or budget
-        )
+        budget = min(budget, self.settings.max_tokens_per_turn or budget, sampling_params.get("max_tokens") or budget)
         params = {**sampling_params, "max_tokens": budget}
         if self._stop_token_ids:
             params["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *self._stop_token_ids]
@@ -153,9 +147,7 @@ class TextEnvAgentLoop(AgentLoopBase):
             raise SessionFailed(f"the rollout server returned no tokens (stop_reason={output.stop_reason!r})")
         log_probs = list(output.log_probs[: len(ids)]) if output.log_probs else None
         if log_probs is not None and len(log_probs) != len(ids):
-            raise RuntimeError(
-                f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens"
-            )
+            raise RuntimeError(f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens")
         text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
         return Response(ids, log_probs, text, output, seconds)
 

@@ -61,9 +61,7 @@ class SpanPolicy:
         for _ in range(merged.removed_prefix_token_count):
             self.spans[-1].pop()
             if not self.spans[-1]:
-                raise SessionFailed(
-                    "a response consisted of nothing but the token that begins the next message"
-                )
+                raise SessionFailed("a response consisted of nothing but the token that begins the next message")
         self._messages, self.stream, self.mask, self.log_probs = messages, merged.token_ids, mask, log_probs
         return True
 
@@ -106,11 +104,7 @@ class SpanAgentLoop(TextEnvAgentLoop):
         """The one row of the episode."""
         _check_exact(policy, len(episode.turns))
         last = policy.responses[-1].output
-        optional = (
-            {}
-            if last.routed_experts is None
-            else {"routed_experts": last.routed_experts[: len(policy.stream)]}
-        )
+        optional = {} if last.routed_experts is None else {"routed_experts": last.routed_experts[: len(policy.stream)]}
         turns = [turn.as_dict() for turn in episode.turns]
         output = AgentLoopOutput(
             prompt_ids=policy.prompt_ids,
@@ -119,9 +113,7 @@ class SpanAgentLoop(TextEnvAgentLoop):
             response_logprobs=policy.log_probs,
             reward_score=episode.score(self.settings.penalty_in_score),
             num_turns=2 * len(turns),
-            metrics=metrics(
-                sum(r.seconds for r in policy.responses), sum(episode.seconds), _preemptions(policy.responses)
-            ),
+            metrics=metrics(sum(r.seconds for r in policy.responses), sum(episode.seconds), _preemptions(policy.responses)),
             extra_fields={**_server_fields(policy.responses), **self.episode_fields(episode), "turns": turns},
             **optional,
         )

@@ -64,9 +64,7 @@ def parse_response(
     return ParsedAction(chosen, not error, think.content or "", error, admitted)
 
 
-def format_response(
-    action: str, thought: str = "", *, think_tag: str = "think", action_tag: str = "action"
-) -> str:
+def format_response(action: str, thought: str = "", *, think_tag: str = "think", action_tag: str = "action") -> str:
     """The well-formed response for an action, with single spaces around every tag (word-level tokenizers)."""
     words = (
         f"<{think_tag}>",

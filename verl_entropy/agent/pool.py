@@ -178,9 +178,7 @@ class _Slot:
     def __init__(self, host: _ThreadHost | _ProcessHost, number: int):
         self.host = host
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_serve_thread, args=(self._tasks, host), name=f"env-{number}", daemon=True
-        )
+        self._thread = threading.Thread(target=_serve_thread, args=(self._tasks, host), name=f"env-{number}", daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future:
@@ -310,9 +308,7 @@ class EnvPool:
         return slot
 
     async def reset(self, slot: _Slot, seed: int | None, options: dict[str, Any] | None) -> StepResult:
-        answer = await self.call(
-            slot, lambda: slot.host.reset(seed, options), self._reset_timeout_s, "reset()"
-        )
+        answer = await self.call(slot, lambda: slot.host.reset(seed, options), self._reset_timeout_s, "reset()")
         return self._read(slot, read_reset, answer)
 
     async def step(self, slot: _Slot, action: str) -> StepResult:

@@ -116,14 +116,10 @@ class PromptBuilder:
             ids = tokenize(self._render(parts))
             return ids if len(ids) <= max_prompt_tokens else None
 
-        _, parts, ids = _largest(
-            len(whole.history), lambda n: replace(whole, history=_last(whole.history, n)), attempt
-        )
+        _, parts, ids = _largest(len(whole.history), lambda n: replace(whole, history=_last(whole.history, n)), attempt)
         bare, words, dropped_words = replace(whole, history=()), re.findall(r"\S+\s*", observation), 0
         if ids is None:
-            _, parts, ids = _largest(
-                len(bare.admissible), lambda n: replace(bare, admissible=bare.admissible[:n]), attempt
-            )
+            _, parts, ids = _largest(len(bare.admissible), lambda n: replace(bare, admissible=bare.admissible[:n]), attempt)
         if ids is None and self._overlong == "truncate" and words:
             bare = replace(bare, admissible=())
             # The compact form is for vocabularies of a few words, which need not know a mark.
@@ -139,9 +135,7 @@ class PromptBuilder:
         if dropped_words:
             self._count_truncation(dropped_words, max_prompt_tokens)
         dropped_actions = len(whole.admissible) - len(parts.admissible)
-        return FittedPrompt(
-            self._render(parts), ids, len(whole.history) - len(parts.history), dropped_actions, dropped_words
-        )
+        return FittedPrompt(self._render(parts), ids, len(whole.history) - len(parts.history), dropped_actions, dropped_words)
 
     def followup(self, observation: str, admissible: Sequence[str] = (), step: int = 1) -> Message:
         """The user message of a later turn in a growing chat: without task, history and instructions."""
@@ -181,8 +175,7 @@ class PromptBuilder:
         blocks = [
             "You act in a text environment: every turn you read an observation and choose one action.",
             f"Task: {parts.task}" if parts.task else "",
-            f"This is step {parts.step}."
-            + (" Your latest turns, the oldest first:\n" + history if history else ""),
+            f"This is step {parts.step}." + (" Your latest turns, the oldest first:\n" + history if history else ""),
             f"Present observation:\n{parts.observation}",
             f"Admissible actions:\n{actions}" if actions else "",
             self._instructions(bool(actions)),
@@ -208,18 +201,14 @@ class PromptBuilder:
         sentences.append(f"now : {_plain(parts.observation)}")
         if parts.admissible:
             numbers = self.action_format != "text"
-            actions = (
-                f"{i} {_plain(a)}" if numbers else _plain(a) for i, a in enumerate(parts.admissible, 1)
-            )
+            actions = (f"{i} {_plain(a)}" if numbers else _plain(a) for i, a in enumerate(parts.admissible, 1))
             sentences.append("can : " + " , ".join(actions))
         return " . ".join(sentences) + " ."
 
     def _history(self, parts: PromptParts) -> str:
         first = parts.step - len(parts.history)
         entries = enumerate(parts.history, first)
-        return "\n".join(
-            f"[step {i}] observation: {seen}\n[step {i}] action: {done}" for i, (seen, done) in entries
-        )
+        return "\n".join(f"[step {i}] observation: {seen}\n[step {i}] action: {done}" for i, (seen, done) in entries)
 
     def _action_list(self, parts: PromptParts) -> str:
         numbers = self.action_format != "text"
@@ -268,9 +257,7 @@ def _load(template: str) -> str:
             )
         text = path.read_text(encoding="utf-8")
     if "{observation}" not in text:
-        raise ConfigError(
-            f"data.env.prompt_template={template!r}: the file must contain {{observation}}. Add it."
-        )
+        raise ConfigError(f"data.env.prompt_template={template!r}: the file must contain {{observation}}. Add it.")
     return text
 
 

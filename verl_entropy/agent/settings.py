@@ -42,9 +42,7 @@ class AgentSettings:
     # prompt
     history_length: int = setting(2, "last turns shown in a step-wise prompt (verl-agent's default)", ge=0)
     show_admissible: bool = setting(True, "list the admissible actions in the prompt")
-    prompt_template: str = setting(
-        "default", "default, compact, brief, the path of a template, or a text with {observation}"
-    )
+    prompt_template: str = setting("default", "default, compact, brief, the path of a template, or a text with {observation}")
     system_prompt: str = setting("", "system message; empty: none")
     overlong_prompt: str = setting(
         "truncate",
@@ -56,9 +54,7 @@ class AgentSettings:
     think_tag: str = setting("think", "name of the tags around the thought")
     action_tag: str = setting("action", "name of the tags around the action")
     require_think: bool = setting(True, "an answer without a thought before the action is invalid")
-    think_in_prompt: bool = setting(
-        False, "the chat template already opens the thought, so the answer only closes it"
-    )
+    think_in_prompt: bool = setting(False, "the chat template already opens the thought, so the answer only closes it")
     strict_format: bool = setting(False, "text outside the tags makes an answer invalid")
     action_format: str = setting(
         "text",
@@ -73,18 +69,12 @@ class AgentSettings:
         choices=("raw", "noop", "first"),
     )
     noop_action: str = setting("", "action of invalid_action=noop")
-    max_tokens_per_turn: int | None = setting(
-        None, "tokens of one answer; null: only rollout.response_length limits it", ge=1
-    )
+    max_tokens_per_turn: int | None = setting(None, "tokens of one answer; null: only rollout.response_length limits it", ge=1)
     stop_at_action: bool = setting(False, "stop sampling at the closing action tag, if that is one token")
 
     # reward
-    invalid_action_penalty: float = setting(
-        0.1, "subtracted for each invalid turn (verl-agent's default)", ge=0.0
-    )
-    penalty_in_score: bool = setting(
-        True, "the score of an episode is its return minus its penalties, else its return"
-    )
+    invalid_action_penalty: float = setting(0.1, "subtracted for each invalid turn (verl-agent's default)", ge=0.0)
+    penalty_in_score: bool = setting(True, "the score of an episode is its return minus its penalties, else its return")
 
     # workers
     num_envs: int = setting(64, "environments open at once in each agent-loop worker", ge=1)
@@ -110,20 +100,15 @@ class AgentSettings:
         for key in ("think_tag", "action_tag"):
             if not _TAG.fullmatch(getattr(self, key)):
                 raise ConfigError(
-                    f"{PATH}.{key}={getattr(self, key)!r}: letters, digits, - and _ only, without < >. "
-                    f"Set {PATH}.{key}=action."
+                    f"{PATH}.{key}={getattr(self, key)!r}: letters, digits, - and _ only, without < >. Set {PATH}.{key}=action."
                 )
         if self.think_tag.lower() == self.action_tag.lower():
             raise ConfigError(f"{PATH}.think_tag={self.think_tag!r}: must differ from {PATH}.action_tag.")
         if self.invalid_action == "noop" and not self.noop_action.strip():
-            raise ConfigError(
-                f"{PATH}.noop_action='': {PATH}.invalid_action=noop needs an action. "
-                f"Set {PATH}.noop_action=look."
-            )
+            raise ConfigError(f"{PATH}.noop_action='': {PATH}.invalid_action=noop needs an action. Set {PATH}.noop_action=look.")
         if self.action_format == "number" and not self.show_admissible:
             raise ConfigError(
-                f"{PATH}.show_admissible=False: {PATH}.action_format=number needs the list. "
-                f"Set {PATH}.show_admissible=True."
+                f"{PATH}.show_admissible=False: {PATH}.action_format=number needs the list. Set {PATH}.show_admissible=True."
             )
         if not self.name.strip():
             raise ConfigError(f"{PATH}.name='': must name an environment. Set {PATH}.name=household.")

@@ -46,9 +46,7 @@ class StepwiseAgentLoop(TextEnvAgentLoop):
     ) -> AgentLoopOutput:
         optional = {}
         if response.output.routed_experts is not None:
-            optional["routed_experts"] = response.output.routed_experts[
-                : len(prompt_ids) + len(response.token_ids)
-            ]
+            optional["routed_experts"] = response.output.routed_experts[: len(prompt_ids) + len(response.token_ids)]
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=response.token_ids,

@@ -25,6 +25,7 @@ from verl_entropy.envs.household_world import (
     Episode,
     draw_episode,
     kind,
+    possible_tasks,
 )
 
 __all__ = ["DIFFICULTIES", "SPLITS", "TASK_TYPES", "HouseholdEnv", "HouseholdExpert", "household_vocabulary"]
@@ -58,13 +59,13 @@ class HouseholdEnv:
         _choose("split", split, SPLITS)
         _choose("difficulty", difficulty, tuple(DIFFICULTIES))
         for task_type in task_types or ():
-            _choose("task_types", task_type, TASK_TYPES)
+            _choose("task_types", task_type, possible_tasks(difficulty))
         if task_types is not None and (isinstance(task_types, str) or not task_types):
             raise ValueError(f"task_types={task_types!r} must be a non-empty list of {TASK_TYPES}; leave it out for all")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; leave it out for the difficulty's default")
         self.split, self.difficulty, self.list_places = split, difficulty, list_places
-        self.task_types = tuple(task_types or TASK_TYPES)
+        self.task_types = tuple(task_types or possible_tasks(difficulty))
         self.max_turns = max_turns or DIFFICULTIES[difficulty].max_turns
         self._seeds = random.Random()
         self._episode: Episode | None = None
@@ -80,7 +81,7 @@ class HouseholdEnv:
             self._seeds.seed(seed)
         task_types = self.task_types
         if options and "task_type" in options:
-            _choose("options['task_type']", options["task_type"], TASK_TYPES)
+            _choose("options['task_type']", options["task_type"], possible_tasks(self.difficulty))
             task_types = (options["task_type"],)
         split = (options or {}).get("split", self.split)
         _choose("options['split']", split, SPLITS)
@@ -197,16 +198,16 @@ class HouseholdEnv:
     def _describe(self, overview: bool = False) -> str:
         """What is seen now; about 5 to 30 words."""
         here, rooms = self._here, self._episode.layout.rooms
+        text = f"You are at {here} in {self._room}." if here else f"You are in {self._room}."
         if overview or not here:
             others = [room for room in rooms if room != self._room]
-            place = f"at {here} in" if here else "in"
-            text = f"You are {place} {self._room}. You see {', '.join(rooms[self._room])}."
+            text += f" You see {', '.join(rooms[self._room])}."
             text += f" Doors: {', '.join(others)}." if others else ""
         elif self._closed(here):
-            text = f"You are at {here}. It is closed."
+            text += " It is closed."
         else:
             items = ", ".join(map(self._name, self._contents[here])) or "nothing"
-            text = f"You are at {here}. {'In' if kind(here) in OPENABLE else 'On'} it: {items}."
+            text += f" {'In' if kind(here) in OPENABLE else 'On'} it: {items}."
             text += "".join(f" {item} is on." for item in self._contents[here] if item in self._lit)
         return f"{text} You hold {self._name(self._held)}." if self._held else text
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 SPLITS = ("train", "seen", "unseen")
 
@@ -186,7 +186,7 @@ def _draw_layout(rng: random.Random, rooms: tuple[str, ...], spec: Difficulty) -
     return Layout(furnished, lamps)
 
 
-@lru_cache(maxsize=None)
+@cache
 def layouts(difficulty: str, split: str) -> tuple[Layout, ...]:
     """The layouts of a split; those of `unseen` differ from every layout of `train` (and `seen` shares `train`'s)."""
     spec = DIFFICULTIES[difficulty]
@@ -199,7 +199,7 @@ def layouts(difficulty: str, split: str) -> tuple[Layout, ...]:
     return found[spec.train_layouts :] if split == "unseen" else found[: spec.train_layouts]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _goals(difficulty: str, split: str, task_type: str) -> tuple[tuple[Layout, tuple[tuple[str, str], ...]], ...]:
     """Every layout of the split that allows the task, with its possible (object, target) pairs."""
     found = []
@@ -216,6 +216,13 @@ def _goals(difficulty: str, split: str, task_type: str) -> tuple[tuple[Layout, t
         if pairs and (appliance is None or appliance in kinds):
             found.append((layout, pairs))
     return tuple(found)
+
+
+@cache
+def possible_tasks(difficulty: str) -> tuple[str, ...]:
+    """Task families that every split of a difficulty allows: a kitchen has no lamp, and two objects take a plan of 8 turns."""
+    too_long = PICK_TWO if DIFFICULTIES[difficulty].max_plan < 8 else ""
+    return tuple(t for t in TASK_TYPES if t != too_long and all(_goals(difficulty, split, t) for split in SPLITS))
 
 
 def _draw(rng: random.Random, difficulty: str, split: str, task_type: str) -> Episode | None:

@@ -70,15 +70,11 @@ def episode_advantage(
 ) -> Tensor:
     """A^E of Eq. 3; (K,), fp64. With ``statistics="trajectory"`` and "mean_std" this is GRPO."""
     if statistics == "trajectory":
-        advantage_J = center_by_group(
-            turns.score_J, turns.group_J, turns.num_groups, norm=norm, eps=eps, singleton=singleton
-        )
+        advantage_J = center_by_group(turns.score_J, turns.group_J, turns.num_groups, norm=norm, eps=eps, singleton=singleton)
         return advantage_J[turns.trajectory_K]
     if statistics == "row":
         score_K = turns.score_J[turns.trajectory_K]
-        return center_by_group(
-            score_K, turns.group_K, turns.num_groups, norm=norm, eps=eps, singleton=singleton
-        )
+        return center_by_group(score_K, turns.group_K, turns.num_groups, norm=norm, eps=eps, singleton=singleton)
     raise ValueError(f"statistics={statistics!r}: allowed are 'trajectory' and 'row'.")
 
 
@@ -136,9 +132,7 @@ def anchor_groups(turns: Turns, similarity: float | None = None) -> Tensor:
         )
     group_K = turns.group_K.cpu().numpy()
     ids: dict[Hashable, int] = {}
-    anchor_K = np.fromiter(
-        (ids.setdefault(_hashable(a), len(ids)) for a in turns.anchor_K), np.int64, turns.num_turns
-    )
+    anchor_K = np.fromiter((ids.setdefault(_hashable(a), len(ids)) for a in turns.anchor_K), np.int64, turns.num_turns)
     pair_K = group_K * max(len(ids), 1) + anchor_K
     first_K, dense_K = np.unique(pair_K, return_index=True, return_inverse=True)[1:]
     if similarity is not None:
@@ -152,9 +146,7 @@ def _merge_similar(turns: Turns, similarity: float, first_K: np.ndarray, dense_K
     texts = [turns.anchor_K[k] for k in first_K]
     other = next((t for t in texts if not isinstance(t, str)), None)
     if other is not None:
-        raise ValueError(
-            f"similarity={similarity} compares texts, got a {type(other).__name__}. Set similarity to null."
-        )
+        raise ValueError(f"similarity={similarity} compares texts, got a {type(other).__name__}. Set similarity to null.")
     group = turns.group_K.cpu().numpy()[first_K]
     earliest = np.full(len(texts), np.iinfo(np.int64).max)
     np.minimum.at(earliest, dense_K, turns.index_K.cpu().numpy())
@@ -162,9 +154,7 @@ def _merge_similar(turns: Turns, similarity: float, first_K: np.ndarray, dense_K
     founders: dict[int, list[tuple[int, SequenceMatcher]]] = {}
     for i in sorted(range(len(texts)), key=lambda i: (group[i], earliest[i], texts[i])):
         own = founders.setdefault(int(group[i]), [])
-        merged[i] = next(
-            (founder for founder, matcher in own if _resembles(matcher, texts[i], similarity)), i
-        )
+        merged[i] = next((founder for founder, matcher in own if _resembles(matcher, texts[i], similarity)), i)
         if merged[i] == i:
             own.append((i, SequenceMatcher(None, "", texts[i])))
     return np.unique(merged, return_inverse=True)[1][dense_K]
@@ -193,14 +183,11 @@ def _hashable(anchor: Any) -> Hashable:
     if isinstance(anchor, Hashable) and type(anchor).__eq__ is not object.__eq__:
         return anchor
     raise ValueError(
-        f"anchor of type {type(anchor).__name__} cannot be grouped; give a str, a number, an array, or lists "
-        "and dicts of them."
+        f"anchor of type {type(anchor).__name__} cannot be grouped; give a str, a number, an array, or lists and dicts of them."
     )
 
 
-def _metrics(
-    episode_K: Tensor, step_K: Tensor, return_K: Tensor, anchor_K: Tensor, num_anchors: int
-) -> dict[str, float]:
+def _metrics(episode_K: Tensor, step_K: Tensor, return_K: Tensor, anchor_K: Tensor, num_anchors: int) -> dict[str, float]:
     if not len(anchor_K):
         return {}
     size_K = torch.bincount(anchor_K, minlength=num_anchors)[anchor_K]

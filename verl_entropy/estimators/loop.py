@@ -10,9 +10,7 @@ from verl_entropy.numerics import center_by_group
 from verl_entropy.turns import Turns
 
 
-def loop(
-    turns: Turns, *, statistics: str = "trajectory", singleton: str = "zero"
-) -> tuple[Tensor, dict[str, float]]:
+def loop(turns: Turns, *, statistics: str = "trajectory", singleton: str = "zero") -> tuple[Tensor, dict[str, float]]:
     """Score minus the mean score of the other members of the prompt group; (K,), fp32.
 
         A_i = R_i - mean_{j != i} R_j = n / (n - 1) (R_i - mean R)

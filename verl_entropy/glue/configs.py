@@ -63,9 +63,7 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
         """The loss side of the plan (regulariser, loss, head), checked."""
         section = {f.name: _plain(getattr(self.policy_loss, f.name)) for f in dataclasses.fields(self.policy_loss)}
         section = {k: v for k, v in section.items() if k in ("loss_mode", "regularizer", "clip_controller", *_loss_side)}
-        return plan.read(
-            {"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), "seal": _plain(self.seal)}}}
-        )
+        return plan.read({"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), "seal": _plain(self.seal)}}})
 
 
 def _drop_none(section: dict[str, Any]) -> dict[str, Any]:

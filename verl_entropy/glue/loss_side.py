@@ -77,9 +77,7 @@ def _siren(ctx: LossContext, s) -> torch.Tensor:
     nucleus_RT = response_RT(ctx.model_output[NUCLEUS_ENTROPY], ctx.micro_batch, ctx.mask_RT.shape[1])
     loss_RT = siren_surrogate(nucleus_RT, peak_RT, hbar_global=info["hbar"], anchor=info["anchor"], beta=s.beta)
     rows = float(ctx.micro_batch[NUM_PEAK_ROWS])
-    share = aggregate(
-        loss_RT, peak_RT, "seq-mean-token-mean", num_tokens=ctx.num_tokens, num_rows=rows, dp_size=ctx.dp_size
-    )
+    share = aggregate(loss_RT, peak_RT, "seq-mean-token-mean", num_tokens=ctx.num_tokens, num_rows=rows, dp_size=ctx.dp_size)
     value = siren_loss(info["hbar"], info["anchor"], s.beta)
     tokens = ctx.mask_RT.sum() / max(ctx.num_tokens, 1.0) * ctx.dp_size
     ctx.token_means["siren/loss"] = torch.full(ctx.mask_RT.shape, float(value), device=ctx.mask_RT.device)
@@ -195,9 +193,7 @@ def policy_loss(name: str):
         if rollout_is_weights is not None:
             loss_RT = loss_RT * rollout_is_weights
         ctx.token_means.update({f"{name}/{key}": value for key, value in info.items()})
-        total = agg_loss(
-            loss_mat=loss_RT, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
-        )
+        total = agg_loss(loss_mat=loss_RT, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
         return total, {}
 
     loss.__name__ = loss.__qualname__ = f"verl_entropy_{name}"

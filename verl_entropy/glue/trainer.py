@@ -178,9 +178,7 @@ def _put_columns(call: Call, batch: Any) -> Any:
 
     lengths = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])["responses"]
     fields = {k: response_to_nested(v, lengths) if v.dim() == 2 else v for k, v in call.columns.items()}
-    return tq.kv_batch_put(
-        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
-    )
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch)))
 
 
 def _check_active(run: state.Run, metrics: dict) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which piece of glue waits for which verl module. Everything that touches verl is under ``verl_entropy.glue``.
 
-    verl.utils.config                          check the configuration before Ray starts          driver.py
-    verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
-    verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py
-    verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
-    verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
-    verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
+verl.utils.config                          check the configuration before Ray starts          driver.py
+verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
+verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py
+verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
+verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
+verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
 """
 
 from __future__ import annotations

@@ -47,17 +47,11 @@ def epo_regularizer(
     if penalty not in PENALTIES:
         raise ValueError(f"penalty={penalty!r}: allowed are {', '.join(PENALTIES)}.")
     if kappa_low > kappa_high:
-        raise ValueError(
-            f"kappa_low={kappa_low} is above kappa_high={kappa_high}: the corridor is empty; swap them."
-        )
+        raise ValueError(f"kappa_low={kappa_low} is above kappa_high={kappa_high}: the corridor is empty; swap them.")
     mask_RT = mask_RT.bool()
-    entropy_RT = torch.where(
-        mask_RT, entropy_RT.to(torch.promote_types(entropy_RT.dtype, torch.float32)), 0.0
-    )
+    entropy_RT = torch.where(mask_RT, entropy_RT.to(torch.promote_types(entropy_RT.dtype, torch.float32)), 0.0)
     known_RT, center_RT = _center(hbar, entropy_RT)
-    penalty_RT = PENALTIES[penalty](
-        entropy_RT, center_RT, smooth_coeff=smooth_coeff, kappa_low=kappa_low, kappa_high=kappa_high
-    )
+    penalty_RT = PENALTIES[penalty](entropy_RT, center_RT, smooth_coeff=smooth_coeff, kappa_low=kappa_low, kappa_high=kappa_high)
     penalty_RT = torch.where(mask_RT & known_RT, penalty_RT, 0.0)
     loss_RT = -entropy_coeff * (entropy_RT - beta * penalty_RT)
     h_RT = entropy_RT.detach()
@@ -66,9 +60,7 @@ def epo_regularizer(
     return loss_RT, parts
 
 
-def epo_hinge(
-    entropy: Tensor, hbar: float | Tensor, *, smooth_coeff: float, kappa_low: float, kappa_high: float
-) -> Tensor:
+def epo_hinge(entropy: Tensor, hbar: float | Tensor, *, smooth_coeff: float, kappa_low: float, kappa_high: float) -> Tensor:
     """Distance to the corridor, with its gradient.
 
         P = alpha [max(0, kappa_low Hbar - H) + max(0, H - kappa_high Hbar)]            Eq. 5
@@ -80,9 +72,7 @@ def epo_hinge(
     return smooth_coeff * (above if kappa_low == 0 else above + torch.relu(kappa_low * hbar - entropy))
 
 
-def epo_indicator(
-    entropy: Tensor, hbar: float | Tensor, *, smooth_coeff: float, kappa_low: float, kappa_high: float
-) -> Tensor:
+def epo_indicator(entropy: Tensor, hbar: float | Tensor, *, smooth_coeff: float, kappa_low: float, kappa_high: float) -> Tensor:
     """P = 0 strictly inside (kappa_low Hbar, kappa_high Hbar), alpha elsewhere: the released code.
 
     It is constant in the parameters, so **its gradient is zero**: it moves the reported loss and nothing
@@ -99,9 +89,7 @@ PENALTIES = {"hinge": epo_hinge, "indicator": epo_indicator}
 
 def _center(hbar: float | Tensor | None, entropy_RT: Tensor) -> tuple[Tensor, Tensor]:
     """Where there is a history mean, and that mean (0 elsewhere)."""
-    hbar = torch.as_tensor(
-        math.nan if hbar is None else hbar, dtype=entropy_RT.dtype, device=entropy_RT.device
-    ).detach()
+    hbar = torch.as_tensor(math.nan if hbar is None else hbar, dtype=entropy_RT.dtype, device=entropy_RT.device).detach()
     known = torch.isfinite(hbar)
     return known, torch.where(known, hbar, 0.0)
 
@@ -109,9 +97,7 @@ def _center(hbar: float | Tensor | None, entropy_RT: Tensor) -> tuple[Tensor, Te
 # ----------------------------------------------------------------------------- weight of the smoothing
 
 
-def epo_beta(
-    k: int, total_steps: int, beta_start: float = 2.0, beta_end: float = 1.0, decay: float = 3.0
-) -> float:
+def epo_beta(k: int, total_steps: int, beta_start: float = 2.0, beta_end: float = 1.0, decay: float = 3.0) -> float:
     """Weight of the smoothing at step k of K = ``total_steps``, k_mid = floor(K / 2) (Eq. 7).
 
         beta_k = b_s + (1 - b_s) (1 - e^(-decay k / k_mid))                    k <= k_mid
@@ -150,9 +136,7 @@ def epo_released_weight(k: int, total_steps: int = 150) -> float:
 
 def _check_step(k: int, total_steps: int) -> None:
     if k < 0 or total_steps < 1:
-        raise ValueError(
-            f"k={k}, total_steps={total_steps}: steps count from 0 and total_steps must be >= 1."
-        )
+        raise ValueError(f"k={k}, total_steps={total_steps}: steps count from 0 and total_steps must be >= 1.")
 
 
 # ----------------------------------------------------------------------------- history
@@ -236,9 +220,7 @@ class TurnEntropyHistory:
         _check_state(state, self.state_dict())
         sums, counts = [float(s) for s in state["sums"]], [int(c) for c in state["counts"]]
         if len(sums) != len(counts):
-            raise ValueError(
-                f"EPO history: {len(sums)} sums but {len(counts)} counts; the saved state is damaged."
-            )
+            raise ValueError(f"EPO history: {len(sums)} sums but {len(counts)} counts; the saved state is damaged.")
         self._sums, self.counts, self.skipped = sums, counts, int(state["skipped"])
 
 

@@ -35,9 +35,7 @@ class SealHead(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_size < 1 or layers < 1:
-            raise ValueError(
-                f"hidden_size={hidden_size}, layers={layers}: both must be >= 1; layers=1 is a linear probe."
-            )
+            raise ValueError(f"hidden_size={hidden_size}, layers={layers}: both must be >= 1; layers=1 is a linear probe.")
         self.hidden_size, self.seed = hidden_size, seed
         factory = {
             "device": torch.get_default_device() if device is None else torch.device(device),

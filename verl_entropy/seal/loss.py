@@ -10,9 +10,7 @@ from torch import Tensor
 from verl_entropy.turns import Turns
 
 
-def seal_loss(
-    logits_RT: Tensor, label: Tensor, mask_RT: Tensor, *, row_weight_R: Tensor | None = None
-) -> Tensor:
+def seal_loss(logits_RT: Tensor, label: Tensor, mask_RT: Tensor, *, row_weight_R: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each token, to minimise; (R, T), fp32, 0 outside the mask.
 
         loss = -[z log p + (1 - z) log(1 - p)],   p = sigmoid(logit), z = 1 on a correct trajectory      Eq. 3
