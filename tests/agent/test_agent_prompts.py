@@ -92,7 +92,7 @@ class TestFit:
 
     builder = PromptBuilder(3, template="compact")
     observation = " ".join(f"w{i}" for i in range(20))
-    given = {"task": "t", "observation": observation, "history": HISTORY, "admissible": ADMISSIBLE, "step": 4}
+    given = {"task": "t", "observation": observation, "history": HISTORY, "admissible": ADMISSIBLE, "step": 4}  # noqa: RUF012
     size = len(count(builder.messages(**given)))
 
     @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def stripped(strategy: str, model: str, folder: Path, checkpoint: str) -> dict:
 
 
 def main(model: str, out: str, *names: str) -> None:
-    import verl.workers.engine  # noqa: F401
+    import verl.workers.engine
     import verl.workers.engine_workers  # noqa: F401  (where ppo_loss is looked up)
 
     torch.set_num_threads(1)

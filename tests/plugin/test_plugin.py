@@ -66,7 +66,7 @@ def test_a_missing_parameter_is_named(monkeypatch):
 
 def test_install_twice_changes_nothing(monkeypatch):
     pytest.importorskip("verl")
-    import verl  # noqa: F401
+    import verl
     import verl.utils.config
 
     before = verl.utils.config.validate_config
