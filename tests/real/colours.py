@@ -7,10 +7,13 @@ import time
 
 
 class Colours:
-    """``hang_seed`` hangs and ``crash_seed`` crashes in the episode of that seed, as broken environments do."""
+    """``hang_seed`` hangs and ``crash_seed`` crashes in the episode of that seed, as broken environments do.
 
-    def __init__(self, crash_seed: int | None = None, hang_seed: int | None = None):
-        self.crash_seed, self.hang_seed = crash_seed, hang_seed
+    ``signed``: rewards are +1 and -1.
+    """
+
+    def __init__(self, crash_seed: int | None = None, hang_seed: int | None = None, signed: bool = False):
+        self.crash_seed, self.hang_seed, self.signed = crash_seed, hang_seed, signed
 
     def reset(self, *, seed=None, options=None):
         self.seed, self.rng, self.turn = seed, random.Random(seed), 0
@@ -30,7 +33,9 @@ class Colours:
         won = self.want in action  # an untrained model says anything, and so wins now and then
         observation, info = self._observe()
         info["won"] = won
-        return observation, 10.0 if won else 0.0, won, self.turn >= 3, info
+        over = won or self.turn >= 3
+        reward = (1.0 if won else -1.0 if over else 0.0) if self.signed else (10.0 if won else 0.0)
+        return observation, reward, won, self.turn >= 3, info
 
     def close(self):
         assert os.getpid()

@@ -6,7 +6,7 @@ import math
 import time
 
 import pytest
-from conftest import stop
+from runs import stop
 
 pytestmark = pytest.mark.real
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart: a tiny agent, warm-started and then trained by verl's own V1 trainer on a CPU.
 
-    python -m verl_entropy.quickstart --folder .quickstart --preset gigpo,aem,seal --steps 30 --seed 0
+    python -m verl_entropy.quickstart --folder .quickstart --preset gigpo,aem,seal --steps 25 --seed 0
 
 Everything is kept in the folder, and running it again goes on from there.
 """
@@ -32,7 +32,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verl_entropy.quickstart", description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".quickstart"), help="where everything is kept")
     parser.add_argument("--preset", default="gigpo,aem,seal", help="presets for +entropy=[...]; none: verl's plain GRPO")
-    parser.add_argument("--steps", type=int, default=30, help="training steps in all")
+    parser.add_argument("--steps", type=int, default=25, help="training steps in all")
     parser.add_argument("--seed", type=int, default=0, help="seed of model, data and sampling")
     parser.add_argument("overrides", nargs="*", help="further overrides for verl")
     args = parser.parse_args(argv)
