@@ -4,7 +4,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -114,9 +113,22 @@ class Runner:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """Kill a run and everything that it started (Ray puts its processes into the session of the driver)."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill a run and everything it started, and nothing else: Ray's processes share the session of their driver."""
+    import psutil
+
+    def members() -> list[psutil.Process]:
+        found = []
+        for other in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(other.pid) == process.pid:
+                    found.append(other)
+        return found
+
+    deadline = time.time() + 30
+    while (left := members()) and time.time() < deadline:
+        for other in left:
+            with contextlib.suppress(psutil.Error):
+                other.kill()
+        process.poll()
+        time.sleep(0.5)
     process.wait()
-    time.sleep(2)
-    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], capture_output=True, check=False)
