@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 from verl_entropy import cli
@@ -28,9 +29,8 @@ def quickstart_table() -> str:
         lines.append(f"| {run['preset']} | {run['seed']} | {' | '.join(cells)} | {run['minutes']:.1f} |")
     for split in ("seen", "unseen"):
         gains = [run[f"{split}_after"] - run[f"{split}_before"] for run in runs["runs"]]
-        mean = sum(gains) / len(gains)
-        spread = (sum((g - mean) ** 2 for g in gains) / max(len(gains) - 1, 1)) ** 0.5
-        lines += ["", f"Gain on {split}: {mean:+.2f} +- {spread:.2f} (standard deviation over {len(gains)} runs)."]
+        spread = f" +- {statistics.stdev(gains):.2f}, standard deviation" if len(gains) > 1 else ""
+        lines += ["", f"Gain on {split}: {statistics.mean(gains):+.2f}{spread} over {len(gains)} seed(s)."]
     return "\n".join(lines)
 
 
