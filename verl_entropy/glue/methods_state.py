@@ -99,45 +99,22 @@ class SirenState:
         self.anchor.load_state_dict(values)
 
 
+def _controlled(algorithm: str, name: str, s, first: float, low: float, high: float, *, adaptive: bool, **options) -> ControllerState:
+    bounds = {"value": first, "low": low, "high": high, "factor": s.factor, "target": s.target}
+    return ControllerState(algorithm, name, adaptive, **bounds, **options)
+
+
 def _zeta(algorithm: str, s) -> ControllerState:
-    bidirectional = {"bidirectional": s.bidirectional, "flip": s.flip} if algorithm == "repo_r" else {}
-    return ControllerState(
-        algorithm,
-        "zeta",
-        s.adaptive,
-        value=s.zeta,
-        low=s.zeta_min,
-        high=s.zeta_max,
-        factor=s.factor,
-        target=s.target,
-        **bidirectional,
-    )
+    options = {"bidirectional": s.bidirectional, "flip": s.flip} if algorithm == "repo_r" else {}
+    return _controlled(algorithm, "zeta", s, s.zeta, s.zeta_min, s.zeta_max, adaptive=s.adaptive, **options)
 
 
 def _adapo(s) -> ControllerState:
-    return ControllerState(
-        "adapo",
-        "eps_high",
-        True,
-        value=s.eps_high,
-        low=s.eps_min,
-        high=s.eps_max,
-        factor=s.factor,
-        target=s.target,
-    )
+    return _controlled("adapo", "eps_high", s, s.eps_high, s.eps_min, s.eps_max, adaptive=True)
 
 
 def _bonus(s) -> ControllerState:
-    return ControllerState(
-        "entropy_bonus",
-        "coef",
-        s.adaptive,
-        value=s.coef,
-        low=s.coef_min,
-        high=s.coef_max,
-        factor=s.factor,
-        target=s.target,
-    )
+    return _controlled("entropy_bonus", "coef", s, s.coef, s.coef_min, s.coef_max, adaptive=s.adaptive)
 
 
 STATES = {

@@ -255,8 +255,3 @@ def wrap(module: ModuleType) -> None:
     trainer_cls._update_actor = _update_actor
     trainer_cls._save_checkpoint = _save_checkpoint
     trainer_cls._load_checkpoint = _load_checkpoint
-
-
-def plan_of(trainer: Any) -> Plan:
-    """The plan of a trainer."""
-    return run_of(trainer).plan
