@@ -21,13 +21,17 @@ def pack(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
     return torch.from_numpy(x_RT.numpy()[mask_RT.numpy()])
 
 
-def unpack(x_N: Tensor, mask_RT: Tensor) -> Tensor:
-    """Back to [R, T] in the dtype of ``x_N``, 0 (False) outside the mask."""
-    out_RT = torch.zeros(mask_RT.shape, dtype=x_N.dtype, device=mask_RT.device)
+def positions(mask_RT: Tensor) -> Tensor:
+    """Flat positions of the tokens of the mask, long [N]."""
     if mask_RT.device.type != "cpu":
-        out_RT[mask_RT] = x_N
-    else:
-        out_RT.numpy()[mask_RT.numpy()] = x_N.numpy()
+        return mask_RT.reshape(-1).nonzero().squeeze(-1)
+    return torch.from_numpy(np.flatnonzero(mask_RT.numpy()))
+
+
+def unpack(x_N: Tensor, position_N: Tensor, shape: torch.Size) -> Tensor:
+    """Back to [R, T] in the dtype of ``x_N``, 0 (False) outside the mask."""
+    out_RT = torch.zeros(shape, dtype=x_N.dtype, device=x_N.device)
+    out_RT.view(-1).index_copy_(0, position_N, x_N)
     return out_RT
 
 
@@ -62,5 +66,7 @@ def mean_and_std(x_N: Tensor, *, correction: int) -> tuple[float, float]:
         return 0.0, 0.0
     pivot = x_N[0]
     distance_N = x_N - pivot
-    std = float(distance_N.std(correction=correction)) if len(x_N) > correction else 0.0
-    return float(pivot.double() + distance_N.mean().double()), std
+    mean = distance_N.mean()
+    centred_N = distance_N.sub_(mean)
+    std = float(torch.dot(centred_N, centred_N) / (len(x_N) - correction)) ** 0.5 if len(x_N) > correction else 0.0
+    return float(pivot.double() + mean.double()), std

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from verl_entropy.packed import pack, positions, row_lengths, unpack
 
 FIELDS = ("reward", "penalty", "valid", "anchor")
 
@@ -93,6 +96,38 @@ class Turns:
         """Turn of the token, or K outside: an index into a vector of turns with one more entry."""
         return self.turn_RT.masked_fill(self.turn_RT < 0, self.num_turns)
 
+    @cached_property
+    def _packed(self) -> WeakIdKeyDictionary:
+        """Vectors of tensors seen before, as long as those live: the transforms of a step share their inputs."""
+        return WeakIdKeyDictionary()
+
+    @cached_property
+    def _position_N(self) -> Tensor:
+        return positions(self.mask_RT)
+
+    @cached_property
+    def tokens_R(self) -> Tensor:
+        """Trained tokens of each row, long."""
+        return row_lengths(self.mask_RT)
+
+    def pack(self, x_RT: Tensor | Packed) -> Tensor:
+        """The trained tokens of (R, T) row by row, fp32 (N,), without gradient; kept for the next call, so never write into it."""
+        if isinstance(x_RT, Packed):
+            if x_RT.turns is not self:
+                raise ValueError("these tokens were packed with other turns; call padded() first.")
+            return x_RT.x_N
+        if x_RT.is_inference():  # has no version, so a later change in place could not be seen
+            return pack(x_RT, self.mask_RT)
+        version, x_N = self._packed.get(x_RT, (None, None))
+        if version != x_RT._version:
+            x_N = pack(x_RT, self.mask_RT)
+            self._packed[x_RT] = (x_RT._version, x_N)
+        return x_N
+
+    def unpack(self, x_N: Tensor) -> Tensor:
+        """(N,) back to (R, T) in its dtype, 0 (False) outside the mask."""
+        return unpack(x_N, self._position_N, self.mask_RT.shape)
+
     def sum(self, x_RT: Tensor) -> Tensor:
         """Sum over the tokens of each turn; (R, T) -> (K,), fp32. Positions outside turns are never read."""
         dtype = torch.promote_types(x_RT.dtype, torch.float32)
@@ -121,6 +156,24 @@ class Turns:
         """One number per turn spread over its tokens; (K,) -> (R, T), ``fill`` outside turns."""
         padded = torch.cat([v_K, v_K.new_full((1,), fill)])
         return padded.index_select(0, self._slot_RT.reshape(-1)).view(self.turn_RT.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The trained tokens of a padded matrix as a vector; a chain of transforms hands on this and pads once, at its end."""
+
+    x_N: Tensor
+    """fp32 (N,), row by row"""
+    turns: Turns
+
+    def padded(self) -> Tensor:
+        """(R, T), 0 outside the mask."""
+        return self.turns.unpack(self.x_N)
+
+
+def padded(x: Tensor | Packed) -> Tensor:
+    """(R, T), whether packed or not."""
+    return x.padded() if isinstance(x, Packed) else x
 
 
 def build_turns(

@@ -28,10 +28,14 @@ from verl_entropy.transforms.ea import ea
 from verl_entropy.transforms.entrocraft import entrocraft
 from verl_entropy.transforms.repo_d import repo_d
 from verl_entropy.transforms.repo_r import repo_r
-from verl_entropy.turns import Turns, build_turns
+from verl_entropy.turns import Packed, Turns, build_turns
 
 BUDGET_MS = 10.0
 """Per transform at 6,400 x 512 tokens; a step of an agent run takes minutes."""
+PACKING = "packing one tensor"
+"""Advantages, log-probs and entropies are packed once per step, at their first use, whatever the number of transforms."""
+PADDING = "padding the result"
+"""Once per step, at the end of the chain."""
 YARDSTICK = "one multiplication"
 """A plain product of two padded [R, T] tensors: tells a slow machine from a slow transform."""
 
@@ -55,19 +59,23 @@ def make_batch(rows: int, tokens: int) -> tuple[Turns, dict[str, torch.Tensor]]:
 
 def cases(turns: Turns, t: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
     a, lp, h, n = t.values()
+    packed = Packed(turns.pack(a), turns)
+
     return {
         YARDSTICK: lambda: a * lp,
+        PACKING: lambda: turns.pack(a.view(a.shape)),
+        PADDING: lambda: packed.padded(),
         "group_norm": lambda: group_norm(turns),
-        "repo_r exact": lambda: repo_r(a, turns, lp, h, zeta=0.1),
-        "repo_r batch_mean": lambda: repo_r(a, turns, lp, zeta=0.1, center="batch_mean"),
-        "repo_d batch": lambda: repo_d(a, turns, lp, h, zeta=0.1),
-        "repo_d group": lambda: repo_d(a, turns, lp, h, zeta=0.1, scope="group"),
-        "repo_d per_token": lambda: repo_d(a, turns, lp, h, zeta=0.1, scope="per_token"),
-        "ea": lambda: ea(a, turns, h),
-        "aepo": lambda: aepo(a, turns, h),
-        "clip_b": lambda: clip_b(a, turns, lp, h),
-        "clip_v": lambda: clip_v(a, turns, lp, h, n),
-        "entrocraft": lambda: entrocraft(a, turns, entropy=0.9, low=0.4, high=0.6),
+        "repo_r exact": lambda: repo_r(packed, turns, lp, h, zeta=0.1),
+        "repo_r batch_mean": lambda: repo_r(packed, turns, lp, zeta=0.1, center="batch_mean"),
+        "repo_d batch": lambda: repo_d(packed, turns, lp, h, zeta=0.1),
+        "repo_d group": lambda: repo_d(packed, turns, lp, h, zeta=0.1, scope="group"),
+        "repo_d per_token": lambda: repo_d(packed, turns, lp, h, zeta=0.1, scope="per_token"),
+        "ea": lambda: ea(packed, turns, h),
+        "aepo": lambda: aepo(packed, turns, h),
+        "clip_b": lambda: clip_b(packed, turns, lp, h),
+        "clip_v": lambda: clip_v(packed, turns, lp, h, n),
+        "entrocraft": lambda: entrocraft(packed, turns, entropy=0.9, low=0.4, high=0.6),
     }
 
 

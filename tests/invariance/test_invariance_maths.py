@@ -133,7 +133,7 @@ def test_row_order_does_not_matter(transform):
     moved = transform(b.rows(order))
     expected = transform(b)
     kept = None if expected.mask_RT is None else expected.mask_RT[order]
-    same(moved, replace(expected, advantages_RT=expected.advantages_RT[order], mask_RT=kept), atol=1e-6, rtol=1e-5)
+    same(moved, replace(expected, advantages=expected.advantages_RT[order], mask_RT=kept), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("statistics", ["trajectory", "row"])
@@ -157,7 +157,7 @@ def test_padding_rows_and_columns_do_not_matter(transform):
     wide, narrow = transform(replace(b, **tensors, turns=turns)), transform(b)
     kept = None if wide.mask_RT is None else wide.mask_RT[:rows, :tokens]
     same(
-        replace(wide, advantages_RT=wide.advantages_RT[:rows, :tokens], mask_RT=kept),
+        replace(wide, advantages=wide.advantages_RT[:rows, :tokens], mask_RT=kept),
         narrow,
         atol=1e-6,
         rtol=1e-5,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``build_turns`` finds, and what it refuses."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from verl_entropy.turns import build_turns
+from verl_entropy.turns import Packed, build_turns
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
 ROWS = {
@@ -112,3 +114,15 @@ def fields(*counts, **values):
 def test_wrong_batches_name_the_row(changes, message):
     with pytest.raises(ValueError, match=message):
         build_turns(MASK, **{**ROWS, **changes})
+
+
+def test_packed_tokens_are_kept_until_the_tensor_changes():
+    turns = build_turns(torch.tensor([[1, 1, 0], [0, 1, 1]]), [0, 1], [0, 1], [0, 0], [False, False], torch.zeros(2))
+    x_RT = torch.arange(6.0).view(2, 3)
+    first = turns.pack(x_RT)
+    assert turns.pack(x_RT) is first
+    x_RT[0, 0] = 9.0
+    assert turns.pack(x_RT).tolist() == [9.0, 1.0, 4.0, 5.0]
+    assert turns.unpack(turns.pack(x_RT)).tolist() == [[9.0, 1.0, 0.0], [0.0, 4.0, 5.0]]
+    with pytest.raises(ValueError, match="other turns"):
+        dataclasses.replace(turns).pack(Packed(first, turns))

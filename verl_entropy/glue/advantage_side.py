@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from verl_entropy.estimators.gigpo import gigpo
@@ -20,7 +22,7 @@ from verl_entropy.transforms.entrocraft import entrocraft, entrocraft_switch, en
 from verl_entropy.transforms.repo_d import repo_d
 from verl_entropy.transforms.repo_r import repo_r
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import nested_token_weight
+from verl_entropy.turns import Packed, nested_token_weight, padded
 
 # ----------------------------------------------------------------------------- estimators
 
@@ -50,8 +52,8 @@ def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
 # ----------------------------------------------------------------------------- transforms
 
 
-def _aem(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
-    keep_RT = None
+def _aem(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
+    keep_RT, advantages_RT = None, padded(advantages)
     if s.sign_mask != "none":
         keep_RT = sign_mask(advantages_RT, ctx.entropy_RT, ctx.turns, drop=s.sign_mask)
     shaped_RT = aem(
@@ -60,24 +62,22 @@ def _aem(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResu
     return TransformResult(shaped_RT, keep_RT)
 
 
-def _ea(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
-    return ea(advantages_RT, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
+def _ea(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
+    return ea(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
 
 
-def _aepo(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
-    return aepo(advantages_RT, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
+def _aepo(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
+    return aepo(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
 
 
-def _repo_r(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+def _repo_r(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
     zeta = ctx.info["repo_r"]["zeta"]
-    return repo_r(
-        advantages_RT, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign
-    )
+    return repo_r(advantages, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign)
 
 
-def _repo_d(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+def _repo_d(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
     return repo_d(
-        advantages_RT,
+        advantages,
         ctx.turns,
         ctx.old_log_probs_RT,
         ctx.entropy_RT,
@@ -90,7 +90,7 @@ def _repo_d(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformR
 
 
 def _entrocraft_with(function):
-    def run(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+    def run(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
         low, high = entropy_range(
             ctx.step,
             s.total_steps or ctx.total_steps,
@@ -99,14 +99,14 @@ def _entrocraft_with(function):
             end=(s.end_low, s.end_high),
         )
         entropy = float("nan") if ctx.entropy is None else ctx.entropy
-        return function(advantages_RT, ctx.turns, entropy=entropy, low=low, high=high)
+        return function(advantages, ctx.turns, entropy=entropy, low=low, high=high)
 
     return run
 
 
-def _clip_b(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+def _clip_b(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
     return clip_b(
-        advantages_RT,
+        advantages,
         ctx.turns,
         ctx.old_log_probs_RT,
         ctx.entropy_RT,
@@ -116,9 +116,9 @@ def _clip_b(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformR
     )
 
 
-def _clip_v(ctx: AdvantageContext, advantages_RT: torch.Tensor, s) -> TransformResult:
+def _clip_v(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
     return clip_v(
-        advantages_RT,
+        advantages,
         ctx.turns,
         ctx.old_log_probs_RT,
         ctx.entropy_RT,
@@ -144,15 +144,17 @@ TRANSFORMS = {
 
 def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks."""
-    keep_RT = None
+    keep_RT, advantages = None, advantages_RT
     for choice in ctx.plan.transforms:
-        result = TRANSFORMS[choice.name](ctx, advantages_RT, choice.settings)
-        advantages_RT = result.advantages_RT
+        result = TRANSFORMS[choice.name](ctx, advantages, choice.settings)
+        advantages = result.advantages
         ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
-        if result.mask_RT is not None:
+        if result.mask_RT is not None and result.mask_RT is not ctx.turns.mask_RT:
+            advantages = padded(advantages)
             keep_RT = result.mask_RT if keep_RT is None else keep_RT & result.mask_RT
-            # Later statistics are over what is left.
-            ctx.turns = ctx.turns_of(ctx.mask_RT & keep_RT)
+            # Later statistics are over what is left; the turns themselves stay.
+            ctx.turns = dataclasses.replace(ctx.turns, mask_RT=ctx.turns.mask_RT & keep_RT)
+    advantages_RT = padded(advantages)
     if not bool(torch.isfinite(advantages_RT[ctx.mask_RT]).all()):
         raise RuntimeError(
             f"verl-entropy: non-finite advantages after {ctx.plan.base} -> {[t.name for t in ctx.plan.transforms]} at step "

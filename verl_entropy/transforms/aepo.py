@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verl_entropy.packed import mean_and_std, pack, unpack
+from verl_entropy.packed import mean_and_std
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 
 def aepo(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     entropy_RT: Tensor,
     *,
@@ -38,9 +38,9 @@ def aepo(
 
     Neutral: alpha = 0, or constant entropy, returns A.
     """
-    entropy_N = pack(entropy_RT, turns.mask_RT)
+    entropy_N = turns.pack(entropy_RT)
     mean, std = mean_and_std(entropy_N, correction=1)
-    factor_N = entropy_N.sub_(mean).mul_(alpha / std if std > 0.0 else 0.0).add_(1.0)
+    factor_N = entropy_N.sub(mean).mul_(alpha / std if std > 0.0 else 0.0).add_(1.0)
     factor_N = factor_N.clamp_min_(0.0) if clamp else factor_N
-    shaped_RT = unpack(factor_N.mul_(pack(advantages_RT, turns.mask_RT)), turns.mask_RT)
-    return TransformResult(shaped_RT, metrics={"entropy_mean": mean, "entropy_std": std})
+    shaped = Packed(factor_N.mul_(turns.pack(advantages_RT)), turns)
+    return TransformResult(shaped, metrics={"entropy_mean": mean, "entropy_std": std})

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import pack, row_lengths, row_sums, spread
+from verl_entropy.packed import row_sums, spread
 from verl_entropy.turns import Turns
 
 CENTRES = ("exact", "batch_mean", "group_mean")
@@ -22,7 +22,7 @@ def _sum_in_group(value_R: Tensor, turns: Turns) -> Tensor:
 
 def active_rows(advantages_N: Tensor, turns: Turns) -> Tensor:
     """Rows of a prompt group in which any advantage differs from 0, bool [R]."""
-    return _sum_in_group(row_sums(advantages_N.abs(), row_lengths(turns.mask_RT)), turns) > 0
+    return _sum_in_group(row_sums(advantages_N.abs(), turns.tokens_R), turns) > 0
 
 
 def scope_mean(x_N: Tensor, turns: Turns, scope: str, active_R: Tensor | None = None) -> Tensor:
@@ -32,7 +32,7 @@ def scope_mean(x_N: Tensor, turns: Turns, scope: str, active_R: Tensor | None = 
     """
     if scope == "batch" and active_R is None:
         return x_N.sum() / max(len(x_N), 1)
-    length_R = row_lengths(turns.mask_RT)
+    length_R = turns.tokens_R
     active_R = torch.ones_like(length_R, dtype=torch.bool) if active_R is None else active_R
     sum_R, count_R = row_sums(x_N, length_R) * active_R, length_R.double() * active_R
     if scope == "batch":
@@ -57,4 +57,4 @@ def centred_log_prob(log_prob_N: Tensor, entropy_RT: Tensor | None, turns: Turns
             "center='exact' needs the entropy of the old-log-prob pass, which is missing. "
             "Turn its computation on, or set center=batch_mean."
         )
-    return log_prob_N + pack(entropy_RT, turns.mask_RT)
+    return log_prob_N + turns.pack(entropy_RT)

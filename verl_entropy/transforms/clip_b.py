@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import mean_and_std, pack
+from verl_entropy.packed import mean_and_std
 from verl_entropy.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 
 def discriminator(log_prob: Tensor, entropy: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def discriminator(log_prob: Tensor, entropy: Tensor) -> Tensor:
 
 
 def clip_b(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     log_prob_RT: Tensor,
     entropy_RT: Tensor,
@@ -49,8 +49,7 @@ def clip_b(
     Neutral: mu = inf drops nothing.
     """
     check_keep_settings(mu, max_frac)
-    mask_RT = turns.mask_RT
-    score_N = discriminator(pack(log_prob_RT, mask_RT), pack(entropy_RT, mask_RT))
+    score_N = discriminator(turns.pack(log_prob_RT), turns.pack(entropy_RT))
     mean, std = mean_and_std(score_N, correction=0)
     centred_N = score_N.sub_(mean)
     if std < MIN_STD or mu == float("inf"):
@@ -60,7 +59,7 @@ def clip_b(
     else:
         dropped_N = centred_N < -mu * std
         if bool(dropped_N.any()):
-            dropped_N &= pack(advantages_RT, mask_RT) < 0
+            dropped_N &= turns.pack(advantages_RT) < 0
     if max_frac is not None and int(torch.count_nonzero(dropped_N)) > max_frac * len(dropped_N):
         dropped_N = limit_dropped(dropped_N, centred_N.abs(), max_frac)
-    return keep_result(advantages_RT, mask_RT, dropped_N, mean=mean, std=std)
+    return keep_result(advantages_RT, turns, dropped_N, mean=mean, std=std)

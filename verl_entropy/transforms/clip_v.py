@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import mean_and_std, pack
+from verl_entropy.packed import mean_and_std
 from verl_entropy.transforms.clip_b import discriminator
 from verl_entropy.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def vocab_centre(logits: Tensor, chunk_size: int = 256) -> Tensor:
 
 
 def clip_v(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     log_prob_RT: Tensor,
     entropy_RT: Tensor,
@@ -69,20 +69,19 @@ def clip_v(
     Neutral: mu = inf drops nothing.
     """
     check_keep_settings(mu, max_frac)
-    mask_RT = turns.mask_RT
-    score_N = discriminator(pack(log_prob_RT, mask_RT), pack(entropy_RT, mask_RT))
-    distance_N = pack(vocab_centre_RT, mask_RT).sub_(score_N)
+    score_N = discriminator(turns.pack(log_prob_RT), turns.pack(entropy_RT))
+    distance_N = turns.pack(vocab_centre_RT) - score_N
     _, std = mean_and_std(distance_N, correction=0)
     if std < MIN_STD or mu == float("inf"):
         outside_N = torch.zeros_like(distance_N, dtype=torch.bool)
     else:
         outside_N = (distance_N.abs() if two_sided else distance_N) > mu * std
     if not bool(outside_N.any()):
-        return keep_result(advantages_RT, mask_RT, outside_N, std=std)
+        return keep_result(advantages_RT, turns, outside_N, std=std)
     limited_N = outside_N
     if not two_sided:
-        advantages_N = pack(advantages_RT, mask_RT)
+        advantages_N = turns.pack(advantages_RT)
         outside_N, limited_N = outside_N & (advantages_N <= 0), outside_N & (advantages_N < 0)
     if max_frac is not None and int(torch.count_nonzero(outside_N)) > max_frac * len(outside_N):
         outside_N = limit_dropped(limited_N, distance_N.abs(), max_frac) | (outside_N & ~limited_N)
-    return keep_result(advantages_RT, mask_RT, outside_N, std=std)
+    return keep_result(advantages_RT, turns, outside_N, std=std)

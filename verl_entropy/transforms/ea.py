@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import pack, unpack
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 
 def ea(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     entropy_RT: Tensor,
     *,
@@ -39,8 +38,8 @@ def ea(
     if kappa < 1.0:
         raise ValueError(f"kappa={kappa}: must be >= 1, or the bonus can exceed the advantage. Use 2.")
 
-    advantages_N = pack(advantages_RT, turns.mask_RT)
+    advantages_N = turns.pack(advantages_RT)
     # Rounding can leave the entropy of a certain token at -1e-7.
-    bonus_N = pack(entropy_RT, turns.mask_RT).clamp_min_(0.0).mul_(alpha)
-    bonus_N = torch.minimum(bonus_N, advantages_N.abs().div_(kappa))
-    return TransformResult(unpack(bonus_N.add_(advantages_N), turns.mask_RT), metrics={"alpha": alpha})
+    bonus_N = turns.pack(entropy_RT).clamp_min(0.0).mul_(alpha)
+    bonus_N = torch.minimum(bonus_N, advantages_N.abs().div_(kappa), out=bonus_N)
+    return TransformResult(Packed(bonus_N.add_(advantages_N), turns), metrics={"alpha": alpha})

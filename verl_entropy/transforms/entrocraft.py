@@ -7,10 +7,9 @@ import math
 
 from torch import Tensor
 
-from verl_entropy.packed import pack
 from verl_entropy.transforms.keep import keep_result
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 SCHEDULES = ("fixed", "linear", "cosine")
 
@@ -48,7 +47,7 @@ def entropy_range(
     return low, high
 
 
-def entrocraft(advantages_RT: Tensor, turns: Turns, *, entropy: float, low: float, high: float) -> TransformResult:
+def entrocraft(advantages_RT: Tensor | Packed, turns: Turns, *, entropy: float, low: float, high: float) -> TransformResult:
     """Rejects the experience that would push the entropy further out of its range.
 
         m = 1(H > h_high) - 1(H < h_low);   keep where m A >= 0
@@ -68,13 +67,14 @@ def entrocraft(advantages_RT: Tensor, turns: Turns, *, entropy: float, low: floa
 
     Neutral: low = 0 with a huge high keeps everything.
     """
-    mask_RT = turns.mask_RT
     sign = int(entropy > high) - int(entropy < low)
-    dropped_N = sign * pack(advantages_RT, mask_RT) < 0
-    return keep_result(advantages_RT, mask_RT, dropped_N, side=sign, low=low, high=high)
+    dropped_N = sign * turns.pack(advantages_RT) < 0
+    return keep_result(advantages_RT, turns, dropped_N, side=sign, low=low, high=high)
 
 
-def entrocraft_switch(advantages_RT: Tensor, turns: Turns, *, entropy: float, low: float, high: float) -> TransformResult:
+def entrocraft_switch(
+    advantages_RT: Tensor | Packed, turns: Turns, *, entropy: float, low: float, high: float
+) -> TransformResult:
     """The released estimator switch: another advantage outside the entropy range, no rejection.
 
         H > h_high   A' = max(r, 0)    (called RAFT++ there)

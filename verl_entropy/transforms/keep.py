@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import unpack
 from verl_entropy.transforms.result import TransformResult
+from verl_entropy.turns import Packed, Turns
 
 MIN_STD = 1e-12
 """Below this spread of the discriminator nothing is an outlier (value of the released code)."""
@@ -31,9 +31,9 @@ def limit_dropped(dropped_N: Tensor, distance_N: Tensor, max_frac: float) -> Ten
     return torch.zeros_like(dropped_N).index_fill_(0, worst, True)
 
 
-def keep_result(advantages_RT: Tensor, mask_RT: Tensor, dropped_N: Tensor, **scalars: float) -> TransformResult:
+def keep_result(advantages_RT: Tensor | Packed, turns: Turns, dropped_N: Tensor, **scalars: float) -> TransformResult:
     """Advantages as given, the mask without the dropped tokens, and the dropped share as a metric."""
     dropped = int(torch.count_nonzero(dropped_N))
     metrics = {"dropped_fraction": dropped / max(len(dropped_N), 1)} | {k: float(v) for k, v in scalars.items()}
-    kept_RT = unpack(~dropped_N, mask_RT) if dropped else mask_RT
+    kept_RT = turns.unpack(~dropped_N) if dropped else turns.mask_RT
     return TransformResult(advantages_RT, kept_RT, metrics)

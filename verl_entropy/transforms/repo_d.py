@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from verl_entropy.packed import pack, row_lengths, spread, unpack
+from verl_entropy.packed import spread
 from verl_entropy.transforms.centre import active_rows, centred_log_prob, scope_mean
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 SCOPES = ("batch", "group", "per_token")
 
 
 def repo_d(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     log_prob_RT: Tensor,
     entropy_RT: Tensor | None = None,
@@ -51,16 +52,16 @@ def repo_d(
     """
     if scope not in SCOPES:
         raise ValueError(f"scope={scope!r}: allowed are {', '.join(SCOPES)}.")
-    advantages_N, log_prob_N = pack(advantages_RT, turns.mask_RT), pack(log_prob_RT, turns.mask_RT)
+    advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
     centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
-    loss_N = log_prob_N.exp_().mul_(centred_N).mul_(advantages_N)
+    loss_N = log_prob_N.exp().mul_(centred_N).mul_(advantages_N)
     if scope == "per_token":
         beta = zeta * loss_N
     else:
         active_R = active_rows(advantages_N, turns) if skip_zero_groups else None
         beta = zeta * scope_mean(loss_N, turns, scope, active_R)
         if active_R is not None:
-            beta = beta * spread(active_R, row_lengths(turns.mask_RT))
+            beta = beta * spread(active_R, turns.tokens_R)
     beta = beta.clamp_min(0.0) if clamp else beta
     count = max(len(advantages_N), 1)
     metrics = {
@@ -68,4 +69,4 @@ def repo_d(
         "predicted_entropy_change": -float(loss_N.sum()) / count,
         "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / count,
     }
-    return TransformResult(unpack(advantages_N.addcmul_(centred_N, beta, value=-1.0), turns.mask_RT), metrics=metrics)
+    return TransformResult(Packed(torch.addcmul(advantages_N, centred_N, beta, value=-1.0), turns), metrics=metrics)

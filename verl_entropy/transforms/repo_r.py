@@ -6,14 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.packed import pack, unpack
 from verl_entropy.transforms.centre import centred_log_prob
 from verl_entropy.transforms.result import TransformResult
-from verl_entropy.turns import Turns
+from verl_entropy.turns import Packed, Turns
 
 
 def repo_r(
-    advantages_RT: Tensor,
+    advantages_RT: Tensor | Packed,
     turns: Turns,
     log_prob_RT: Tensor,
     entropy_RT: Tensor | None = None,
@@ -43,9 +42,9 @@ def repo_r(
 
     Neutral: zeta = 0 returns A.
     """
-    advantages_N, log_prob_N = pack(advantages_RT, turns.mask_RT), pack(log_prob_RT, turns.mask_RT)
+    advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
     centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
     shaped_N = torch.addcmul(advantages_N, advantages_N.clamp_min(0.0), centred_N, value=-zeta)
     if keep_sign:
         shaped_N = torch.maximum(shaped_N, advantages_N.clamp_max(0.0))
-    return TransformResult(unpack(shaped_N, turns.mask_RT), metrics={"zeta": zeta})
+    return TransformResult(Packed(shaped_N, turns), metrics={"zeta": zeta})
