@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
-import verl  # noqa: F401  (loads the plugin; VERL_PLATFORM=cpu comes from the test)
+import verl  # noqa: F401  (loads the plugin; the platform comes from the test)
 import verl.utils.distributed as distributed
 
 PROMPT = (5, 9, 7, 12, 6, 11, 8, 10, 5, 7)
 RESPONSE = (4, 2, 6, 3, 5, 1, 7, 2, 1, 1)
+CUDA = os.environ.get("VERL_PLATFORM") != "cpu"
 PADDING = 2  # the last rows train nothing, as verl's padding rows
 NEUTRAL = {"seal": {"alpha": 0.0}, "regularizer": "epo", "epo": {"entropy_coeff": 0.0}}
 FULL = {"seal": {"alpha": 0.5, "dropout": 0.0}, "regularizer": "epo", "epo": {"entropy_coeff": 0.1, "kappa_high": 0.5}}
 
 
-def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode: str = "token-mean", **policy):
+def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode: str = "token-mean", extra=(), **policy):
     """verl's actor configuration, with our settings put in by the driver's own code."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf, open_dict
@@ -40,6 +42,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
                 "actor_rollout_ref.actor.optim.lr=0.01",
                 f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode}",
                 *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
+                *extra,
             ],
         )
     actor = config.actor_rollout_ref.actor
@@ -57,7 +60,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build(model: str, actor, forward_only: bool = False):
+def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False):
     import dataclasses
 
     from verl.trainer.config import CheckpointConfig
@@ -68,7 +71,7 @@ def build(model: str, actor, forward_only: bool = False):
         path=model,
         model_type="language_model",
         use_remove_padding=False,
-        enable_gradient_checkpointing=False,
+        enable_gradient_checkpointing=checkpointing,
         override_config={"attn_implementation": "sdpa"},
     )
     engine_config = actor.engine
@@ -134,13 +137,13 @@ def batch(packed: bool, budget: int, order=None):
 
 
 def weights(engine) -> dict:
-    return {name: tensor.detach().clone() for name, tensor in engine.get_per_tensor_param()[0]}
+    return {name: tensor.detach().cpu().clone() for name, tensor in engine.get_per_tensor_param()[0]}
 
 
 def head_weights(engine) -> dict:
     module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
     return {
-        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
         for name, p in module.named_parameters()
         if "seal_head" in name
     }
@@ -181,7 +184,7 @@ def inference(engine, packed: bool) -> dict:
     keep = {}
     for name in ("log_probs", "entropy"):
         rows = zip(output[name].unbind(), data["responses"].offsets().diff().tolist(), strict=True)
-        keep[name] = [row[len(row) - r - 1 : len(row) - 1].clone() for row, r in rows]
+        keep[name] = [row[len(row) - r - 1 : len(row) - 1].cpu().clone() for row, r in rows]
     keep["keys"] = sorted(output.keys())
     return keep
 
@@ -196,8 +199,11 @@ def scenario(name: str, model: str, folder: Path) -> dict:
     if kind == "strip":
         return stripped(strategy, model, folder, checkpoint)
     ours = {"stock": None, "neutral": NEUTRAL, "full": FULL, "resume": FULL, "save": FULL, "reference": FULL}[kind]
-    actor = actor_config(strategy, ours, options.get("logp", "chunked"), mode)
-    engine = build(model, actor, forward_only=kind == "reference")
+    extra = [f"actor_rollout_ref.actor.fsdp_config.use_torch_compile={options['compile'] == '1'}"] if "compile" in options else []
+    if "dtype" in options:
+        extra.append(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={options['dtype']}")
+    actor = actor_config(strategy, ours, options.get("logp", "chunked"), mode, extra)
+    engine = build(model, actor, forward_only=kind == "reference", checkpointing=options.get("checkpointing") == "1")
     result = {"class": type(engine).__name__}
     if kind == "reference":
         module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
@@ -232,12 +238,19 @@ def stripped(strategy: str, model: str, folder: Path, checkpoint: str) -> dict:
     return {"loaded": loaded, "second": update(engine, actor, False, 1000)}
 
 
+def start() -> None:
+    if CUDA:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.use_deterministic_algorithms(True)
+    distributed.initialize_global_process_group_ray()
+
+
 def main(model: str, out: str, *names: str) -> None:
     import verl.workers.engine
     import verl.workers.engine_workers  # noqa: F401  (where ppo_loss is looked up)
 
     torch.set_num_threads(1)
-    distributed.initialize_global_process_group_ray()
+    start()
     results = {name: scenario(name, model, Path(out).parent) for name in names}
     torch.save(results, f"{out}.{torch.distributed.get_rank()}")
     torch.distributed.destroy_process_group()

@@ -123,12 +123,11 @@ def run_preset(spec: str, model: str) -> dict:
 
 
 def main(model: str, out: str, *specs: str) -> None:
-    import verl.utils.distributed as distributed
     import verl.workers.engine
     import verl.workers.engine_workers  # noqa: F401
 
     torch.set_num_threads(1)
-    distributed.initialize_global_process_group_ray()
+    engine_rank.start()
     torch.save({spec: run_preset(spec, model) for spec in specs}, f"{out}.{torch.distributed.get_rank()}")
     torch.distributed.destroy_process_group()
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs ``engine_rank.py`` or ``preset_rank.py`` on some gloo ranks and returns what each wrote."""
+"""Runs ``engine_rank.py`` or ``preset_rank.py`` on some ranks and returns what each wrote.
+
+On the CPU over gloo; with VERL_ENTROPY_TEST_DEVICE=cuda on one card per rank over NCCL (tests/gpu/run.sh), with torch's
+deterministic algorithms, so that the same equalities hold.
+"""
 
 import os
 import socket
@@ -8,6 +12,14 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+CUDA = os.environ.get("VERL_ENTROPY_TEST_DEVICE") == "cuda"
+DEVICE_ENV = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if CUDA else {"VERL_PLATFORM": "cpu"}
+
+
+def ranks_available() -> int:
+    import torch
+
+    return torch.cuda.device_count() if CUDA else 2
 
 
 def _free_port() -> int:
@@ -24,7 +36,7 @@ def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_r
     for rank in range(world):
         env = {
             **os.environ,
-            "VERL_PLATFORM": "cpu",
+            **DEVICE_ENV,
             "OMP_NUM_THREADS": "1",
             "MKL_CBWR": "AUTO,STRICT",  # results of MKL must not depend on how memory happens to be aligned
             "RANK": str(rank),
