@@ -8,8 +8,9 @@ import torch
 from hydra import compose, initialize_config_module
 from verl.plugin.platform import PlatformRegistry, platform_manager
 
-from verl_entropy.cpu import platform, polling, rollout
+from verl_entropy.cpu import platform, rollout
 from verl_entropy.cpu.launch import cpu_overrides
+from verl_entropy.glue import polling
 
 
 @pytest.fixture
@@ -189,3 +190,9 @@ def test_the_replay_buffer_polls_often_and_keeps_its_filtering(build_replay_buff
 def test_a_bad_poll_interval_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"sampler_kwargs\.poll_interval="):
         polling.poll_interval({"poll_interval": value})
+
+
+def test_away_from_the_cpu_verls_interval_stays(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    assert polling.poll_interval(None) is None and polling.poll_interval({}) is None
+    assert polling.poll_interval({"poll_interval": 0.2}) == 0.2

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""report_seams.py OUT: a table of which seams were active in the run, from its metrics and checkpoint; exit 1 if one was not."""
+"""report_seams.py OUT NAME STEPS: which seams were active in the run, from its metrics and last checkpoint; exit 1 if one was not."""
 
-import importlib.metadata
 import json
 import math
 import sys
@@ -17,37 +16,35 @@ SEAMS = {
 }
 
 
-def main(out: str) -> int:
+def main(out: str, name: str, last: str) -> int:
     import torch
+    from host import describe
 
     folder = Path(out)
-    steps = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["data"] for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     rows = {}
-    for name, key in SEAMS.items():
+    for seam, key in SEAMS.items():
         values = [step.get(key) for step in steps]
-        rows[name] = all(v is not None and math.isfinite(v) for v in values) and len(values) == 3
-    shard = torch.load(
-        next((folder / "checkpoints" / "global_step_3" / "actor").glob("model_*_rank_0.pt")),
-        map_location="cpu",
-        weights_only=False,
-    )
+        rows[seam] = all(v is not None and math.isfinite(v) for v in values) and bool(values)
+    saved = folder / "checkpoints" / f"global_step_{last}"
+    shard = torch.load(next((saved / "actor").glob("model_*_rank_0.pt")), map_location="cpu", weights_only=False)
     rows["head in the checkpoint"] = any("seal_head" in key for key in shard)
-    rows["state beside the checkpoint"] = (folder / "checkpoints" / "global_step_3" / "verl_entropy.json").is_file()
-    last = {key: round(float(steps[-1][key]), 6) for key in SEAMS.values()}
-    timing = {key: round(float(steps[-1][key]), 3) for key in steps[-1] if key.startswith("timing_s/")}
-    result = {
-        "device": torch.cuda.get_device_name(),
-        "versions": {p: importlib.metadata.version(p) for p in ("torch", "verl", "vllm", "transformers", "verl-entropy")},
-        "steps": len(steps),
+    rows["state beside the checkpoint"] = (saved / "verl_entropy.json").is_file()
+    timing = {
+        key: [round(float(step[key]), 3) for step in steps if key in step] for key in steps[-1] if key.startswith("timing_s/")
+    }
+    result = describe() | {
+        "steps": [int(step.get("training/global_step", 0)) for step in steps],
+        "rows": [step.get("verl_entropy/rows", step.get("verl_entropy/turns")) for step in steps],
         "seams": rows,
-        "last_step": last,
+        "last_step": {key: round(float(steps[-1][key]), 6) for key in SEAMS.values()},
         "rollout_probs_diff_mean": float(steps[-1].get("training/rollout_probs_diff_mean", float("nan"))),
         "timing_s": timing,
     }
-    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     return 0 if all(rows.values()) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,34 +1,38 @@
 #!/usr/bin/env bash
 # Three steps of verl's V1 trainer on a GPU with vLLM, with every seam of the plugin in use, and a table of what was seen.
 #
-#   usage: seams.sh MODEL OUT [HYDRA OVERRIDES...]
+#   usage: [NAME=seams] [STEPS=3] seams.sh MODEL OUT [HYDRA OVERRIDES...]
 #
-# MODEL is a Hugging Face checkpoint with a chat template, OUT a folder for data, log and results.json.
+# MODEL is a Hugging Face checkpoint with a chat template, OUT a folder for data, NAME.log, NAME.jsonl and NAME.json.
+# A step has 32 x 8 episodes of up to 4 turns: 1,024 short rows. Run again with another NAME and more STEPS it resumes.
 # About 7 minutes on one H100 or H200, most of it verl's start.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${1:?usage: seams.sh MODEL OUT [OVERRIDES...]}
 out=${2:?usage: seams.sh MODEL OUT [OVERRIDES...]}
 shift 2
+name=${NAME:-seams}
+steps=${STEPS:-3}
 mkdir -p "$out"
-python3 "$here/make_data.py" "$out" 64
-export VERL_FILE_LOGGER_PATH=$out/metrics.jsonl RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
+python3 "$here/make_data.py" "$out" 256
+export VERL_FILE_LOGGER_PATH=$out/$name.jsonl RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
 python3 -m verl.trainer.main_ppo \
   "+entropy=[gigpo,aem,seal,epo]" \
   trainer.use_v1=True trainer.n_gpus_per_node=1 trainer.nnodes=1 "trainer.logger=[console,file]" \
   trainer.project_name=seams trainer.experiment_name=seams trainer.default_local_dir="$out/checkpoints" \
-  trainer.total_training_steps=3 trainer.total_epochs=100 trainer.save_freq=3 trainer.test_freq=-1 trainer.val_before_train=False \
-  data.train_files="$out/train.parquet" data.val_files="$out/val.parquet" data.train_batch_size=8 data.dataloader_num_workers=0 \
+  trainer.total_training_steps="$steps" trainer.total_epochs=100 trainer.save_freq="$steps" trainer.test_freq=-1 trainer.val_before_train=False \
+  data.train_files="$out/train.parquet" data.val_files="$out/val.parquet" data.train_batch_size=32 data.dataloader_num_workers=0 \
   data.max_prompt_length=1024 data.max_response_length=64 \
-  +data.env.name=household +data.env.max_turns=5 +data.env.action_format=number +data.env.kwargs.difficulty=easy \
+  +data.env.name=household +data.env.max_turns=4 +data.env.action_format=number +data.env.kwargs.difficulty=easy \
   actor_rollout_ref.model.path="$model" actor_rollout_ref.model.use_remove_padding=False \
   +actor_rollout_ref.model.override_config.attn_implementation=sdpa actor_rollout_ref.model.enable_gradient_checkpointing=False \
-  actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=8 \
-  actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768 \
-  actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=65536 \
-  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
-  actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.agent.num_workers=4 \
+  actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=32 \
+  actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536 \
+  actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=131072 \
+  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
+  actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.agent.num_workers=8 \
+  +trainer.v1.sampler.sampler_kwargs.poll_interval=0.1 \
   actor_rollout_ref.rollout.prompt_length=1024 actor_rollout_ref.rollout.response_length=64 \
   actor_rollout_ref.rollout.max_model_len=1152 actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
-  "$@" > "$out/log.txt" 2>&1 || { tail -60 "$out/log.txt"; exit 1; }
-python3 "$here/report_seams.py" "$out"
+  "$@" > "$out/$name.log" 2>&1 || { tail -60 "$out/$name.log"; exit 1; }
+python3 "$here/report_seams.py" "$out" "$name" "$steps"

@@ -9,9 +9,7 @@ that variable nothing in this package is imported. It goes through verl's own re
     EngineRegistry                     FSDP and FSDP2 engines for device ``cpu``: gloo, any world size
     rollout and replica registry       ``actor_rollout_ref.rollout.name=hf``: a transformers server
 
-Two functions of verl have no registry and are wrapped: the process group initialisers, whose backend string
-torch refuses on a CPU (``process_group``), and the builder of the replay buffer, which polls every 2 seconds
-(``polling``).
+The process group initialisers have no registry and are wrapped: torch refuses their backend string on a CPU (``process_group``).
 
 ``launch.cpu_env()`` and ``launch.cpu_overrides()`` give the environment and the command line of a run.
 """

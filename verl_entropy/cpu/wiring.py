@@ -8,13 +8,12 @@ The engines are not among it: ``engine.register_engines`` needs the language-mod
 from __future__ import annotations
 
 from verl_entropy import hooks
-from verl_entropy.cpu import order, platform, polling, process_group, rollout
+from verl_entropy.cpu import order, platform, process_group, rollout
 
 CALLBACKS = (
     ("verl.utils.distributed", process_group.patch),
     ("verl.workers.rollout.base", rollout.register_rollout),
     ("verl.workers.rollout.replica", rollout.register_replica),
-    ("verl.trainer.ppo.v1.trainer_base", polling.patch),
     ("verl.trainer.ppo.v1.trainer_base", order.patch),
 )
 

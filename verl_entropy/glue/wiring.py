@@ -3,7 +3,7 @@
 
 verl.utils.config                          check the configuration before Ray starts          driver.py
 verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
-verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py
+verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py, polling.py
 verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
 verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
 verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
@@ -27,9 +27,10 @@ def _core_algos(module: ModuleType) -> None:
 
 
 def _trainer_base(module: ModuleType) -> None:
-    from verl_entropy.glue import trainer
+    from verl_entropy.glue import polling, trainer
 
     trainer.wrap(module)
+    polling.patch(module)
 
 
 def _engine_workers(module: ModuleType) -> None:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The poll interval of verl's replay buffer, as a setting.
+
+The V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
+of a small model, and longer than a whole step of a tiny one. ``+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2`` sets
+another; on the CPU backend the default is 0.05, elsewhere verl's 2 seconds stay.
+ verl's ``trainer.v1.sampler.custom_sampler`` would take a subclass,
+but does not pass it the settings of ``algorithm.filter_groups``, so dynamic filtering would be lost without a
+word. The interval is therefore set on the buffer that the trainer has built, whatever its class: filtering,
+eviction and refill stay verl's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+
+POLL_INTERVAL = 0.05
+"""Seconds, on the CPU backend. One poll is one call to the queue's controller, a few milliseconds of the waiting process."""
+
+_patched: set[int] = set()
+
+
+def poll_interval(sampler_kwargs) -> float | None:
+    """``trainer.v1.sampler.sampler_kwargs.poll_interval`` in seconds; without it ``POLL_INTERVAL`` on the CPU backend, else None."""
+    default = POLL_INTERVAL if os.environ.get("VERL_PLATFORM", "").lower() == "cpu" else None
+    value = sampler_kwargs.get("poll_interval", default) if sampler_kwargs else default
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ValueError(
+            f"trainer.v1.sampler.sampler_kwargs.poll_interval={value!r} must be a positive number of "
+            f"seconds; fix: remove it or set, say, 0.1"
+        )
+    return float(value)
+
+
+def patch(trainer_base: ModuleType) -> None:
+    """Set the interval on every replay buffer that ``PPOTrainer`` of ``verl.trainer.ppo.v1.trainer_base`` builds."""
+    if id(trainer_base) in _patched:
+        return
+    _patched.add(id(trainer_base))
+    build = trainer_base.PPOTrainer._build_replay_buffer
+
+    @functools.wraps(build)
+    def _build_replay_buffer(self):
+        buffer = build(self)
+        interval = poll_interval(self.config.trainer.v1.sampler.sampler_kwargs)
+        if interval is not None and isinstance(buffer, trainer_base.ReplayBuffer):
+            buffer.poll_interval = interval
+        return buffer
+
+    trainer_base.PPOTrainer._build_replay_buffer = _build_replay_buffer
