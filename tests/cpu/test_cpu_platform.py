@@ -152,6 +152,7 @@ def build_replay_buffer(monkeypatch):
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
     monkeypatch.setattr(trainer_base.PPOTrainer, "_build_replay_buffer", trainer_base.PPOTrainer._build_replay_buffer)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.setattr(polling, "_patched", set())
     polling.patch(trainer_base)
     polling.patch(trainer_base)  # once is enough
