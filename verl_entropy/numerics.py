@@ -7,6 +7,7 @@ of a per-token matrix to a scalar.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import torch
@@ -47,6 +48,8 @@ def log_probs_and_entropy(
     autocast, and for bf16 and fp16 logits within 1e-4 nats of fp64. A logit of -inf (a banned word) gives
     finite entropy and gradients.
 
+    bf16 and fp16 logits on a GPU go through the Triton kernels of ``kernels``, which read each logit once per pass.
+
     For fp32 logits, log_probs, their gradient and the entropy are bit for bit those of verl's
     ``logprobs_from_logits_v2`` and ``entropy_from_logits``; that entropy, lse - sum p z, is off by some 1e-4
     nats at a vocabulary of 150k on the CPU, more with large logits. Other dtypes take -sum p log p.
@@ -55,7 +58,7 @@ def log_probs_and_entropy(
         logits: (..., V), any float dtype; fp64 stays fp64. Not contiguous logits are copied.
         labels: (...), long.
         temperature: number, or tensor with one entry per row (..., or broadcastable to it); gets no gradient.
-        chunk_tokens: rows per chunk; default: as many as ``CHUNK_CELLS`` logits.
+        chunk_tokens: rows per chunk; default: as many as ``CHUNK_CELLS`` logits. A number turns the kernels off.
         with_entropy: False returns None for the entropy and saves half of the forward.
 
     Returns:
@@ -73,8 +76,48 @@ def log_probs_and_entropy(
     elif temperature == 1:
         temperature = None
     rows = chunk_tokens or max(1, CHUNK_CELLS // max(vocab, 1))
-    log_probs, entropy = _LogProbsAndEntropy.apply(logits.reshape(-1, vocab), labels.reshape(-1), temperature, rows, with_entropy)
+    one_pass = _Fused if chunk_tokens is None and _kernels_apply(logits) else _LogProbsAndEntropy
+    log_probs, entropy = one_pass.apply(logits.reshape(-1, vocab), labels.reshape(-1), temperature, rows, with_entropy)
     return log_probs.view(batch), entropy.view(batch) if with_entropy else None
+
+
+def _kernels_apply(logits: Tensor) -> bool:
+    """Whether the Triton kernels take these logits. fp32 ones keep verl's order of operations."""
+    if logits.device.type != "cuda" or logits.dtype not in (torch.bfloat16, torch.float16) or not logits.shape[-1]:
+        return False
+    return importlib.util.find_spec("triton") is not None  # comes with torch's CUDA builds
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        logits_NV: Tensor,
+        labels_N: Tensor,
+        temperature: float | Tensor | None,
+        rows: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        from verl_entropy import kernels
+
+        if not isinstance(temperature, Tensor):
+            temperature = torch.tensor(1.0 if temperature is None else temperature).expand(len(labels_N))
+        temperature_N = temperature.to(logits_NV.device).contiguous()
+        log_probs_N, entropy_N, lse_N = kernels.forward(logits_NV, labels_N, temperature_N)
+        ctx.save_for_backward(logits_NV, labels_N, temperature_N, lse_N, entropy_N)
+        ctx.set_materialize_grads(False)
+        return log_probs_N, entropy_N.clone() if with_entropy else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_log_probs_N: Tensor | None, g_entropy_N: Tensor | None):
+        from verl_entropy import kernels
+
+        if g_log_probs_N is None and g_entropy_N is None:
+            return None, None, None, None, None
+        zero_N = torch.zeros_like(ctx.saved_tensors[3])
+        gradients = [(zero_N if g is None else g).contiguous() for g in (g_log_probs_N, g_entropy_N)]
+        return kernels.backward(*ctx.saved_tensors, *gradients), None, None, None, None
 
 
 class _LogProbsAndEntropy(torch.autograd.Function):

@@ -64,7 +64,7 @@ def advantages(config, engine, data, run):
     from verl_entropy.glue import trainer
 
     with engine.eval_mode():
-        output = engine.infer_batch(data.clone())["model_output"]
+        output = {k: v.cpu() for k, v in engine.infer_batch(data.clone())["model_output"].items()}
     mask = data["response_mask"]
     old, entropy = (response_from_nested(output[k], mask) for k in ("log_probs", "entropy"))
     data["old_log_probs"] = old + 0.0

@@ -26,7 +26,8 @@ from verl_entropy.numerics import log_probs_and_entropy
 from verl_entropy.seal.head import SealHead
 
 SHAPES = {"Qwen2.5-1.5B": (1536, 151_936), "SmolLM2-135M": (576, 49_152)}
-UPDATE_TOKENS, SEQUENCE = 16_384, 2_048
+UPDATE_TOKENS, SEQUENCE = 32_768, 2_048
+"""A micro-batch of an agent run; the head's time is mostly launches, so it does not grow with fewer."""
 RESPONSE_SHARE = 0.2
 """Trained tokens among all tokens of a step-wise agent turn: 512 of 2,560."""
 Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -183,9 +184,6 @@ def head_row(name: str, repeats: int) -> dict:
     policy = model(name)
     ids = torch.randint(vocab, (UPDATE_TOKENS // SEQUENCE, SEQUENCE), device="cuda")
     labels = ids.roll(-1, 1).reshape(-1)
-    before = torch.cuda.memory_allocated()
-    head = SealHead(hidden_size).cuda()  # fp32 as under FSDP, whose mixed precision the autocast below stands for
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-5)
     trained = int(UPDATE_TOKENS * RESPONSE_SHARE)
     hidden = torch.randn(trained, hidden_size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
 
@@ -195,7 +193,15 @@ def head_row(name: str, repeats: int) -> dict:
         log_probs, entropy = log_probs_and_entropy(logits, labels)
         (log_probs - entropy.detach()).mean().backward()
 
+    update()  # whatever libraries keep is allocated now
+    policy.zero_grad(set_to_none=True)
+    free()
+    before = torch.cuda.memory_allocated()
+    head = SealHead(hidden_size).cuda()  # fp32 as under FSDP, whose mixed precision the autocast below stands for
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-5)
+
     def head_update() -> None:
+        """Forward and backward; the optimiser's step is part of the actor's, one more tensor in its list."""
         optimizer.zero_grad(set_to_none=True)
         hidden.grad = None
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -206,11 +212,12 @@ def head_row(name: str, repeats: int) -> dict:
         optimizer.step()
 
     ms = medians({"update": update, "head": head_update}, repeats)
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     hidden.grad = None
     policy.zero_grad(set_to_none=True)
     free()
-    state = torch.cuda.memory_allocated() - before - hidden.numel() * hidden.element_size()
+    state = torch.cuda.memory_allocated() - before
     row = {
         "model": name,
         "tokens": UPDATE_TOKENS,
