@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from verl_entropy import compat, hooks
+from verl_entropy import compat, hooks, patched
 
 INSTALLED = False
 """True once the hooks are in place in this process."""
@@ -25,6 +25,12 @@ def install() -> bool:
     """Install the hooks once; False, with a printed reason, where the installed verl cannot be extended."""
     global INSTALLED
     if INSTALLED:
+        return True
+    if patched.series() == patched.VERL_AGENT:
+        # The launcher does the rest there; patched source that loads plugins gets our estimators by name.
+        if "registries" in patched.features():
+            hooks.after_import("verl.trainer.ppo.core_algos", patched.register)
+        INSTALLED = True
         return True
     reason = compat.unsupported_reason()
     if reason is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_entropy import plugin, registry
+from verl_entropy import patched, plugin, registry
 
 REFUSED: dict[str, str] = {}
 """Names we could not register, with who holds them."""
@@ -21,9 +21,15 @@ def _free(table: dict, name: str, kind: str) -> bool:
 
 
 def _estimator(name: str):
-    def estimator(token_level_rewards, response_mask, config=None, **kwargs):
+    # row_ids, entropy and old_log_probs come with patches/verl-0.9.1 only.
+    def estimator(
+        token_level_rewards, response_mask, config=None, index=None, row_ids=None, entropy=None, old_log_probs=None, **kwargs
+    ):
         from verl_entropy.glue import advantage_side, context
 
+        if row_ids is not None and not context.has_advantage():
+            given = {"config": config, "entropy": entropy, "old_log_probs": old_log_probs}
+            return patched.advantages(name, token_level_rewards, response_mask, index, row_ids, **given)
         advantages_RT = advantage_side.estimate(name, context.advantage())
         return advantages_RT, advantages_RT
 
