@@ -70,7 +70,8 @@ def diff(a: str | Path, b: str | Path, *, rtol: float = 0.0, atol: float = 0.0) 
     one, other = load([a, b])
     common = np.intersect1d(one.reader.steps, other.reader.steps)
     keys_a, keys_b = _keys(one), _keys(other)
-    parts = [_part(one, other, key, common, rtol, atol) for key in keys_a if key in set(keys_b)]
+    in_a, in_b = set(keys_a), set(keys_b)
+    parts = [_part(one, other, key, common, rtol, atol) for key in keys_a if key in in_b]
     metrics = sorted((p for p in parts if p is not None), key=lambda p: (p.parted, p.key))
     return Difference(
         a=one.name,
@@ -79,8 +80,8 @@ def diff(a: str | Path, b: str | Path, *, rtol: float = 0.0, atol: float = 0.0) 
         metrics=metrics,
         parted=metrics[0].parted if metrics else None,
         equal=sum(p is None for p in parts),
-        only_a=[k for k in keys_a if k not in set(keys_b)],
-        only_b=[k for k in keys_b if k not in set(keys_a)],
+        only_a=[k for k in keys_a if k not in in_b],
+        only_b=[k for k in keys_b if k not in in_a],
         steps=(len(one.reader), len(other.reader), len(common)),
         problems=[f"{run.name}: {text}" for run in (one, other) for text in run.reader.problems],
     )

@@ -1,46 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: one HTML page without network or scripts, and its figures as PNG files.
 
-Everything that comes out of a run is escaped, and the page forbids scripts and connections by its own policy
+Everything that comes out of a run is escaped, and the page forbids scripts, connections and foreign styles by its own policy
 (Content-Security-Policy), so hostile text in a trajectory is shown and does nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import html
-import math
-import unicodedata
+import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from verl_entropy import __version__
 from verl_entropy.diagnostics.phases import Phases
-from verl_entropy.report import advice, figures
-from verl_entropy.report.runs import ENTROPY, P, Run, group, load
+from verl_entropy.report import advice, figures, trajectories
+from verl_entropy.report.plot import MAX_POINTS, Panel
+from verl_entropy.report.runs import ENTROPY, Group, Run, differing, group, load_readable
+from verl_entropy.report.success import CONVERGED, SuccessRate, success_rates
+from verl_entropy.report.text import shown
 from verl_entropy.runfile import RunFileError, write_atomic
 
-MAX_PAGE_TOKENS = 20_000
-"""Coloured tokens on the page: about 2 MB of HTML, which a browser still scrolls."""
-MAX_TRAJECTORIES = 12
-MAX_TURN_CHARS = 4000
 MAX_CASES = 8
 """Runs that are named under one symptom."""
+MAX_KEYS = 20
+"""Differing configuration keys in the table of settings."""
+MAX_CELL = 120
 
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:60rem;padding:1rem 1.2rem;color:#1a1a1a;background:#fff}
-h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .3rem;border-bottom:1px solid #ddd}
-figure{margin:.5rem 0}img{max-width:100%;height:auto}figcaption,.note{color:#555;font-size:.87rem}
-table{border-collapse:collapse;font-size:.87rem;display:block;overflow-x:auto}
-td,th{border-bottom:1px solid #e4e4e4;padding:.25rem .6rem;text-align:left}
-.missing{border:1px dashed #bbb;padding:.6rem .8rem;color:#555}.problem{color:#8a2b00}
-details{margin:.4rem 0;border:1px solid #e0e0e0;border-radius:4px;padding:.3rem .7rem}summary{cursor:pointer}
-.text{white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.65 ui-monospace,monospace;unicode-bidi:isolate}
-.turn{border-left:3px solid #ccc;padding-left:.6rem;margin:.5rem 0}.scale span{padding:0 .6rem}
+STYLE = (
+    """
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;margin:0 auto;max-width:76rem;padding:1rem 1.2rem 4rem;
+color:#1b1f24;background:#fff}
+h1{font-size:1.55rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem;border-bottom:1px solid #d8dde3;padding-bottom:.15rem}
+h3{font-size:.98rem;margin:0 0 .2rem}a{color:#0b5394;text-decoration:none}a:hover{text-decoration:underline}
+nav{font-size:.87rem;margin:.4rem 0;display:flex;flex-wrap:wrap;gap:.1rem .9rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:1rem;align-items:start}
+figure{margin:0;border:1px solid #e1e5ea;border-radius:6px;padding:.7rem .8rem;min-width:0}
+img{display:block;width:100%;height:auto}figcaption,.note{color:#57606a;font-size:.85rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.87rem}
+td,th{border-bottom:1px solid #e1e5ea;padding:.28rem .7rem .28rem 0;text-align:left;vertical-align:top}
+td.n{font-variant-numeric:tabular-nums}td.n,td:first-child{white-space:nowrap}
+code{font-size:.87em;background:#f3f5f7;padding:.05em .3em;border-radius:3px;overflow-wrap:anywhere}
+.missing{color:#57606a;font-size:.87rem;overflow-wrap:anywhere}
+.problem{background:#fff6ed;border:1px solid #f0c9a0;border-radius:6px;padding:.5rem .9rem;color:#7a3300;font-size:.87rem;
+overflow-wrap:anywhere}.problem ul{margin:.2rem 0;padding-left:1.2rem}
+li{margin:.15rem 0}details{margin:.4rem 0;border:1px solid #e1e5ea;border-radius:6px;padding:.35rem .8rem}
+summary{cursor:pointer}.text{white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.65 ui-monospace,Menlo,Consolas,monospace;
+unicode-bidi:isolate}.turn{border-left:3px solid #c8d0d8;padding-left:.7rem;margin:.6rem 0}.scale span{padding:.1rem .55rem}
+.seen{white-space:pre-wrap;overflow-wrap:anywhere;color:#57606a;font-size:.8rem;max-height:8rem;overflow-y:auto}
+@media print{nav{display:none}figure,details{break-inside:avoid}}
 """
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    + trajectories.STYLE
+)
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+POLICY = f"default-src 'none'; img-src data:; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True)
@@ -52,12 +68,14 @@ class Report:
     missing: dict[str, str]
     """Panels without a figure, with what to log."""
     problems: list[str]
+    success: list[SuccessRate] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for --json."""
         return {
             "html": str(self.html),
             "pngs": [str(p) for p in self.pngs],
+            "success": [asdict(rate) for rate in self.success],
             "missing": dict(self.missing),
             "problems": list(self.problems),
         }
@@ -65,13 +83,20 @@ class Report:
     def render(self) -> str:
         """What was written and what could not be drawn, for a terminal."""
         lines = [f"report: {self.html}", f"figures: {len(self.pngs)} PNG files beside it"]
+        for rate in self.success:
+            lines.append(f"success: {rate.setting}, {rate.series}")
+            text = f"  best {_spread(rate.best, rate.best_spread)}, after convergence {_converged(rate)}"
+            lines.append(text.replace("\u00b1", "+-"))  # a terminal may know ASCII only
         lines += [f"not drawn: {name}: {why}" for name, why in self.missing.items()]
         return "\n".join(lines + [f"problem: {text}" for text in self.problems])
 
 
 def build_report(runs: Iterable[str | Path], out: str | Path, settings: Phases | None = None) -> Report:
-    """Write the report on ``runs`` to ``out`` (an .html file, or a folder for report.html) with its figures beside it."""
-    loaded = load(runs, settings)
+    """Write the report on ``runs`` to ``out`` (an .html file, or a folder for report.html) with its figures beside it.
+
+    Runs that cannot be read are left out and named; RunFileError if none can.
+    """
+    loaded, unread = load_readable(runs, settings)
     if not loaded:
         raise RunFileError("no runs given. Give the folder of a run, or verl's .jsonl file.")
     page = Path(out) if Path(out).suffix.lower() in (".html", ".htm") else Path(out) / "report.html"
@@ -80,37 +105,44 @@ def build_report(runs: Iterable[str | Path], out: str | Path, settings: Phases |
     panels = [draw(groups) for draw in figures.PANELS]
     pngs = []
     for panel in panels:
+        path = page.with_name(f"{page.stem}_{panel.name}.png")
         if panel.png is not None:
-            pngs.append(page.with_name(f"{page.stem}_{panel.name}.png"))
-            write_atomic(pngs[-1], panel.png, flush=False)
-    document = _document(loaded, panels)
+            pngs.append(path)
+            write_atomic(path, panel.png, flush=False)
+        else:
+            path.unlink(missing_ok=True)  # an earlier report's figure would pass for this one's
+    rates = success_rates(groups)
+    shown_trajectories = trajectories.section(loaded)  # reads the last of the run: problems are complete after it
+    problems = unread + [f"{run.name}: {text}" for run in loaded for text in run.reader.problems]
+    document = _document(groups, panels, rates, shown_trajectories, problems)
     write_atomic(page, document.encode("utf-8", errors="replace"), flush=False)
-    problems = [f"{run.name}: {text}" for run in loaded for text in run.reader.problems]
-    return Report(page, pngs, {p.name: p.missing for p in panels if p.png is None}, problems)
-
-
-def shown(text: Any) -> str:
-    """``text`` as HTML text: escaped, with control and direction characters spelled out."""
-    text = str(text)
-    if not text.isprintable():
-        text = "".join(
-            c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co") else f"<U+{ord(c):04X}>" for c in text
-        )
-    return html.escape(text, quote=True)
+    return Report(page, pngs, {p.name: p.missing for p in panels if p.png is None}, problems, rates)
 
 
 # ----------------------------------------------------------------------------- parts
 
 
-def _document(runs: list[Run], panels: list[figures.Panel]) -> str:
+def _document(groups: list[Group], panels: list[Panel], rates: list[SuccessRate], samples: str, problems: list[str]) -> str:
+    runs = [run for g in groups for run in g.runs]
     names = ", ".join(run.name for run in runs[:6]) + (f" and {len(runs) - 6} more" if len(runs) > 6 else "")
+    drawn = [panel for panel in panels if panel.png is not None]
+    links = "".join(f'<a href="#{p.name}">{shown(p.title)}</a>' for p in drawn)
+    seeds = any(len(g.runs) > 1 for g in groups)
+    spread = "<p class=note>Thick: mean over seeds. Band: standard deviation. Thin: each run.</p>" if seeds else ""
+    width = -(-max(len(run.reader) for run in runs) // MAX_POINTS)
+    if width > 1:
+        spread += f"<p class=note>Long runs are thinned: a point of a line is the mean of up to {width} neighbouring steps.</p>"
     body = [
         f"<h1>Entropy report</h1><p class=note>{shown(names)} - verl-entropy {shown(__version__)}</p>",
+        f'<nav>{links}<a href="#trajectories">Trajectories</a></nav>',
+        _problems(runs, problems),
         _table(runs),
+        _success(rates),
+        _settings(groups),
         _advice(runs),
-        *(_panel(panel) for panel in panels),
-        _trajectories(runs),
-        _problems(runs),
+        f"<h2>Figures</h2>{spread}<div class=grid>{''.join(map(_panel, drawn))}</div>",
+        _missing([panel for panel in panels if panel.png is None]),
+        samples,
     ]
     head = (
         '<meta charset="utf-8">'
@@ -121,6 +153,16 @@ def _document(runs: list[Run], panels: list[figures.Panel]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
 
 
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table; ``rows`` are text, ``numbers`` the columns that do not wrap."""
+    top = "".join(f"<th>{shown(name)}</th>" for name in head)
+    lines = []
+    for row in rows:
+        cells = (f"<td{' class=n' if i in numbers else ''}>{shown(cell[:MAX_CELL])}</td>" for i, cell in enumerate(row))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<div class=wide><table><tr>{top}</tr>{''.join(lines)}</table></div>"
+
+
 def _last(run: Run, keys: Sequence[str]) -> str:
     values = run.series(keys)[1]
     return f"{values[-1]:.4g}" if len(values) else "-"
@@ -128,7 +170,7 @@ def _last(run: Run, keys: Sequence[str]) -> str:
 
 def _events(run: Run) -> str:
     found = [
-        f"{e.name} seen at {e.step} (from {e.onset})"
+        f"{e.name.replace('_', ' ')} seen at {e.step} (from {e.onset})"
         for e in run.detector.events
         if e.name in ("eruption", "step_change", "collapse")
     ]
@@ -141,10 +183,37 @@ def _table(runs: list[Run]) -> str:
         steps = run.reader.steps
         span = f"{len(steps)} ({steps[0]} to {steps[-1]})" if len(steps) else "0"
         phase = run.detector.phase if run.detector.seen else "-"
-        cells = (run.name, span, _last(run, ENTROPY), _last(run, (P + "success", "critic/score/mean")), phase, _events(run))
-        rows.append("<tr>" + "".join(f"<td>{shown(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{name}</th>" for name in ("run", "steps", "last entropy (nats)", "last success", "phase", "events"))
-    return f"<h2>Runs</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+        rows.append((run.name, span, _last(run, ENTROPY), phase, _events(run)))
+    return "<h2>Runs</h2>" + _rows(("run", "steps", "last entropy (nats)", "phase", "events"), rows, (1, 2))
+
+
+def _spread(value: float, spread: float | None) -> str:
+    return f"{value:.3f}" + ("" if spread is None else f" \u00b1 {spread:.3f}")
+
+
+def _converged(rate: SuccessRate) -> str:
+    return f"{_spread(rate.converged, rate.converged_spread)} (moved {rate.change:+.3f})"
+
+
+def _success(rates: list[SuccessRate]) -> str:
+    if not rates:
+        return ""
+    rows = [(r.setting, r.series, f"{r.seeds} / {r.values}", _spread(r.best, r.best_spread), _converged(r)) for r in rates]
+    note = (
+        f"Best: highest value of a run. After convergence: mean of the last {CONVERGED:.0%} of its values; in brackets how much "
+        "they still moved. Both: mean over seeds, \u00b1 standard deviation. The best of noisy training batches is biased upwards."
+    )
+    head = ("setting", "measured on", "seeds / values", "best over training", "after convergence")
+    return f"<h2>Success rates</h2>{_rows(head, rows, (2, 3, 4))}<p class=note>{note}</p>"
+
+
+def _settings(groups: list[Group]) -> str:
+    table = differing(groups)
+    if not table:
+        return ""
+    rows = [(key, *(str(value)[:80] for value in row)) for key, row in list(table.items())[:MAX_KEYS]]
+    more = f"<p class=note>and {len(table) - MAX_KEYS} more keys</p>" if len(table) > MAX_KEYS else ""
+    return f"<h2>Settings that differ</h2>{_rows(('key', *(g.label for g in groups)), rows)}{more}"
 
 
 def _advice(runs: list[Run]) -> str:
@@ -157,105 +226,32 @@ def _advice(runs: list[Run]) -> str:
         first = cases[0][1]
         figures_seen = "".join(f"<li>{shown(run.name)}: {shown(item.figure)}</li>" for run, item in cases[:MAX_CASES])
         more = f"<li>and {len(cases) - MAX_CASES} more runs</li>" if len(cases) > MAX_CASES else ""
-        methods = ", ".join(f"<code>{shown(method)}</code>" for method in first.methods)
+        methods = " ".join(f"<code>{shown(method)}</code>" for method in first.methods)
         items.append(f"<li><b>{shown(symptom)}</b>. {shown(first.why)}<br>Try {methods}<ul>{figures_seen}{more}</ul></li>")
     return f"<h2>Advice</h2><ul>{''.join(items)}</ul>" if items else "<h2>Advice</h2><p>No symptom that a rule looks for.</p>"
 
 
-def _panel(panel: figures.Panel) -> str:
-    head = f'<h2 id="{shown(panel.name)}">{shown(panel.title)}</h2>'
-    if panel.png is None:
-        return f"{head}<p class=missing>Not drawn: {shown(panel.missing)}</p>"
+def _panel(panel: Panel) -> str:
     data = base64.b64encode(panel.png).decode("ascii")
-    caption = f"<figcaption>{shown(panel.caption)}</figcaption>"
-    return f'{head}<figure><img alt="{shown(panel.title)}" src="data:image/png;base64,{data}">{caption}</figure>'
+    image = f'<img alt="{shown(panel.title)}" src="data:image/png;base64,{data}">'
+    return (
+        f'<figure id="{shown(panel.name)}"><h3>{shown(panel.title)}</h3>{image}'
+        f"<figcaption>{shown(panel.caption)}</figcaption></figure>"
+    )
 
 
-def _problems(runs: list[Run]) -> str:
-    lines = [f"<li class=problem>{shown(run.name)}: {shown(text)}</li>" for run in runs for text in run.reader.problems]
-    live = [
-        f"<li>{shown(run.name)}: a step is being written, or the run was killed in it</li>"
+def _missing(panels: list[Panel]) -> str:
+    if not panels:
+        return ""
+    items = "".join(f"<li><b>{shown(panel.title)}</b>: {shown(panel.missing)}</li>" for panel in panels)
+    return f"<h2>Not drawn</h2><ul class=missing>{items}</ul>"
+
+
+def _problems(runs: list[Run], problems: list[str]) -> str:
+    lines = [f"<li>{shown(text)}</li>" for text in problems]
+    lines += [
+        f"<li>{shown(run.name)}: a step is being written, or the run was killed in it; it is left out</li>"
         for run in runs
         if run.reader.under_way
     ]
-    return f"<h2>Reading the runs</h2><ul>{''.join(lines + live)}</ul>" if lines or live else ""
-
-
-# ----------------------------------------------------------------------------- trajectories
-
-
-def chosen_samples(run: Run, most: int) -> list[tuple[int, dict[str, Any]]]:
-    """Trajectories to show: from the first and last stored steps, and from around each eruption, two of each step."""
-    if not run.samples or most < 1:
-        return []
-    steps = [step for step, _ in run.samples]
-    wanted = [0, len(steps) - 1]
-    for event in run.detector.events:
-        if event.name in ("eruption", "subsidence"):
-            wanted.append(min(range(len(steps)), key=lambda i: abs(steps[i] - event.onset)))
-    found = []
-    for place in sorted(dict.fromkeys(wanted[: max(most // 2, 1) + 1])):
-        step, samples = run.samples[place]
-        found += [(step, sample) for sample in samples[:2]]
-    return found[:most]
-
-
-def _trajectories(runs: list[Run]) -> str:
-    share = max(MAX_TRAJECTORIES // len(runs), 2)
-    chosen = [(run, step, sample) for run in runs for step, sample in chosen_samples(run, share)][: 2 * MAX_TRAJECTORIES]
-    title = "<h2>Trajectories</h2>"
-    if not chosen:
-        return f"{title}<p class=missing>Not drawn: no stored trajectories (samples of RunWriter.step).</p>"
-    values = sorted(v for _, _, s in chosen for t in _turns(s) for v in _numbers(t.get("entropy")))
-    top = max(values[int(0.95 * (len(values) - 1))], 1e-3) if values else 1.0
-    budget = [MAX_PAGE_TOKENS]
-    parts = "".join(_trajectory(run, step, sample, top, budget, opened=i == 0) for i, (run, step, sample) in enumerate(chosen))
-    scale = "".join(f'<span style="background:{_color(x * top, top)}">{x * top:.2f}</span>' for x in (0.0, 0.25, 0.5, 0.75, 1.0))
-    return f"{title}<p class='note scale'>Colour: entropy of the token in nats {scale}</p>{parts}"
-
-
-def _turns(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    turns = sample.get("turns")
-    return [t for t in turns if isinstance(t, dict)] if isinstance(turns, list) else []
-
-
-def _numbers(values: Any) -> list[float]:
-    if not isinstance(values, list):
-        return []
-    return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
-
-
-def _color(value: float, top: float) -> str:
-    """White at 0 to orange at ``top`` nats."""
-    share = min(max(value / top, 0.0), 1.0)
-    return f"rgba(230,97,1,{0.75 * share:.2f})"
-
-
-def _trajectory(run: Run, step: int, sample: dict[str, Any], top: float, budget: list[int], *, opened: bool) -> str:
-    facts = [f"step {step}", *(f"{k} {sample[k]}" for k in ("success", "score") if k in sample)]
-    body = "".join(_turn(i, turn, top, budget) for i, turn in enumerate(_turns(sample)))
-    if sample.get("cut_tokens"):
-        body += f"<p class=note>{shown(sample['cut_tokens'])} tokens were not stored.</p>"
-    return f"<details{' open' if opened else ''}><summary>{shown(run.name)}: {shown(', '.join(facts))}</summary>{body}</details>"
-
-
-def _turn(index: int, turn: dict[str, Any], top: float, budget: list[int]) -> str:
-    facts = ", ".join(f"{k} {turn[k]}" for k in ("reward", "penalty", "valid", "action", "advantage") if k in turn)
-    tokens, entropy = turn.get("tokens"), turn.get("entropy")
-    if isinstance(tokens, list) and isinstance(entropy, list):
-        left = tokens[: budget[0]]
-        budget[0] -= len(left)
-        text = "".join(_token(t, e, top) for t, e in zip(left, [*entropy, *[None] * len(left)], strict=False))
-        text += f"<i> ... {len(tokens) - len(left)} tokens are not shown</i>" if len(left) < len(tokens) else ""
-    else:
-        text = shown(str(turn.get("text", ""))[:MAX_TURN_CHARS])
-    head = f"turn {index}: {facts}" if facts else f"turn {index}"
-    return f"<div class=turn><div class=note>{shown(head)}</div><div class=text>{text}</div></div>"
-
-
-def _token(token: Any, entropy: Any, top: float) -> str:
-    text = shown(str(token)[:MAX_TURN_CHARS])
-    known = _numbers([entropy])
-    if not known:
-        return text
-    return f'<span style="background:{_color(known[0], top)}" title="{known[0]:.3f}">{text}</span>'
+    return f"<div class=problem>Reading the runs:<ul>{''.join(lines)}</ul></div>" if lines else ""

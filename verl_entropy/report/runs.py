@@ -14,15 +14,19 @@ from typing import Any
 import numpy as np
 
 from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
-from verl_entropy.runfile import RunReader
+from verl_entropy.judge.results import Judgement, read_results, trajectory_text
+from verl_entropy.runfile import STEPS, RunFileError, RunReader
 
 P = "verl_entropy/"
 ENTROPY = (P + "entropy", "actor/entropy", "actor/entropy_loss")
 """Names of the mean token entropy, best first: ours, verl's from the old-log-prob pass, verl's from the update."""
-SEED_KEYS = ("seed", "experiment_name", "project_name", "default_local_dir", "default_hdfs_dir", "rollout_data_dir")
-"""Last parts of configuration keys in which two seeds of one setting may differ."""
-MAX_TURN_STEPS = 40
-"""Steps on each side of an eruption whose turns are read for the figure: enough points, and no gigabytes."""
+SEED_KEYS = ("seed", "data_seed", "experiment_name", "project_name")
+"""Last parts of configuration keys in which two seeds of one setting may differ, besides folders (``*_dir``)."""
+JUDGED = P + "judge/degeneracy"
+"""Mean score by step of ``verl-entropy judge``; not logged but read from its results."""
+MAX_TURN_STEPS = 100
+"""Steps on each side of an eruption whose turns are read for the figure: ten of them have the costly interference at the
+default, and a hundred full ones take some 20 MB."""
 _SEED_NAME = re.compile(r"(?:[-_.]?(?:seed|run|s)?[-_.]?\d+)$", re.IGNORECASE)
 
 
@@ -39,15 +43,16 @@ class Run:
         return self.label or self.reader.name
 
     def first_key(self, keys: Iterable[str]) -> str | None:
-        """The first of ``keys`` that has values here."""
-        return next((key for key in keys if self.reader.has(key)), None)
+        """The first of ``keys`` that has values here; verl logs what workers report with "actor/" before our names."""
+        names = (name for key in keys for name in ((key, f"actor/{key}") if key.startswith(P) else (key,)))
+        return next((name for name in names if self.reader.has(name) or (name == JUDGED and self.judgements)), None)
 
     def series(self, keys: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of the first of ``keys`` that has values; empty without any. Non-finite values are left out."""
         key = self.first_key(keys)
         if key is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
-        steps, values = self.reader.series(key)
+        steps, values = self._judged if key == JUDGED else self.reader.series(key)
         finite = np.isfinite(values)
         return steps[finite], values[finite]
 
@@ -84,6 +89,32 @@ class Run:
         """Stored trajectories by step."""
         return list(self.reader.samples())
 
+    @cached_property
+    def judgements(self) -> list[Judgement]:
+        """Results of ``verl-entropy judge`` in the run's folder: those of the model and prompt that judged most trajectories,
+        as far as the trajectories are still what was judged."""
+        folder = self.reader.path if self.reader.path.is_dir() else self.reader.path.parent
+        found, problems = read_results(folder) if (folder / STEPS).is_file() else ([], [])
+        self.reader.problems += problems
+        by_judge: dict[tuple[str, str], list[Judgement]] = {}
+        for item in found:
+            by_judge.setdefault((item.model, item.prompt), []).append(item)
+        return max(by_judge.values(), key=len, default=[])
+
+    @property
+    def _judged(self) -> tuple[np.ndarray, np.ndarray]:
+        at = np.array([item.step for item in self.judgements], dtype=np.int64)
+        score = np.array([item.score for item in self.judgements], dtype=float)
+        steps, place = np.unique(at, return_inverse=True)
+        return steps, np.bincount(place, weights=score) / np.bincount(place)
+
+    def judgement(self, step: int, sample: Mapping[str, Any]) -> Judgement | None:
+        """The judgement of a stored trajectory, if there is one of this very text."""
+        if not self.judgements:
+            return None
+        digest = trajectory_text(sample)[1]
+        return next((item for item in self.judgements if item.step == step and item.digest == digest), None)
+
     @property
     def detector(self) -> PhaseDetector:
         return self._detected[0]
@@ -99,6 +130,11 @@ class Group:
 
     label: str
     runs: list[Run]
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Whether any run has one of ``keys``."""
+        keys = tuple(keys)
+        return any(run.first_key(keys) is not None for run in self.runs)
 
     def mean(self, keys: Iterable[str], limit: int = 1500) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Steps, mean over the runs, and their standard deviation (None for a single run); at most ``limit`` points."""
@@ -143,21 +179,54 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _of_one_seed(key: str) -> bool:
+    last = key.rsplit(".", 1)[-1]
+    return last in SEED_KEYS or last.endswith("_dir")
+
+
+def differing(groups: list[Group]) -> dict[str, list[Any]]:
+    """Configuration keys in which the groups differ, with the value of each; "(not set)" where one has none."""
+    flats = [flatten(group.runs[0].reader.config) for group in groups]
+    keys = sorted(set().union(*flats)) if flats else []
+    table = {key: [flat.get(key, "(not set)") for flat in flats] for key in keys if not _of_one_seed(key)}
+    return {key: row for key, row in table.items() if any(value != row[0] for value in row)}
+
+
 def _setting_of(run: Run) -> str:
     """What runs must share to be seeds of one setting: the configuration without seeds, or the name without its number."""
     if run.reader.config:
         flat = flatten(run.reader.config)
-        return json.dumps({k: v for k, v in sorted(flat.items()) if k.rsplit(".", 1)[-1] not in SEED_KEYS}, default=str)
+        return json.dumps({k: v for k, v in sorted(flat.items()) if not _of_one_seed(k)}, default=str)
     return "name:" + (_SEED_NAME.sub("", run.name) or run.name)
 
 
 def load(paths: Iterable[str | Path], settings: Phases | None = None) -> list[Run]:
     """Read every path; equal names get a number."""
-    runs = [Run(RunReader(path), settings or Phases()) for path in paths]
+    return _named([Run(RunReader(path), settings or Phases()) for path in paths])
+
+
+def _named(runs: list[Run]) -> list[Run]:
     names = [run.reader.name for run in runs]
     for i, run in enumerate(runs):
         run.label = names[i] if names.count(names[i]) == 1 else f"{names[i]} ({names[: i + 1].count(names[i])})"
     return runs
+
+
+def load_readable(paths: Iterable[str | Path], settings: Phases | None = None) -> tuple[list[Run], list[str]]:
+    """``load`` what can be read, each place once, and what was wrong with the rest; an error if nothing can be read."""
+    kept, problems, seen = [], [], set()
+    for path in paths:
+        if Path(path).resolve() in seen:
+            problems.append(f"{path}: given twice, read once")
+            continue
+        seen.add(Path(path).resolve())
+        try:
+            kept.append(Run(RunReader(path), settings or Phases()))
+        except (RunFileError, OSError) as error:
+            problems.append(str(error))
+    if problems and not kept:
+        raise RunFileError("\n".join(problems))
+    return _named(kept), problems
 
 
 def group(runs: list[Run]) -> list[Group]:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Report, diff and advise on runs whose course is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from synthetic_runs import HOSTILE, P, write_run
+
+from verl_entropy import registry
+from verl_entropy.report import advise, build_report, diff, figures
+from verl_entropy.report.runs import ENTROPY, group, load
+from verl_entropy.runfile import RunFileError, RunSettings, RunWriter
+
+DRAWN = len(figures.PANELS) - 1
+"""All but the judge's, which is tested with the judge."""
+
+
+class Tags(HTMLParser):
+    """Tags and attributes of a page, and its text."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    aem = {"trainer": {"seed": 0}, "algorithm": {"entropy": {"transforms": ["aem"]}}}
+    return {
+        "a": write_run(root / "erupt-1", seed=1, texts=HOSTILE),
+        "b": write_run(root / "erupt-2", seed=2, texts=HOSTILE),
+        "calm": write_run(root / "calm", seed=3, erupts=False, config=aem),
+        "bare": write_run(root / "bare", full=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    return build_report([runs["a"], runs["b"], runs["calm"]], tmp_path_factory.mktemp("report") / "all.html")
+
+
+def test_every_panel_is_drawn(report):
+    assert set(report.missing) == {"degeneracy"} and report.problems == []
+    assert len(report.pngs) == DRAWN
+    assert all(png.read_bytes().startswith(b"\x89PNG") for png in report.pngs)
+    json.dumps(report.as_dict())
+
+
+def test_the_page_needs_nothing_from_outside(report):
+    page = Tags(report.html.read_text())
+    links = [value for name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]
+    assert len(links) > DRAWN and all(link.startswith(("data:image/png;base64,", "#")) for link in links)
+    assert set(page.tags) & {"script", "link", "iframe", "object", "form", "base"} == set()
+    assert any("default-src 'none'" in (value or "") for _, value in page.attributes)
+
+
+def test_hostile_text_is_shown_and_does_nothing(report):
+    source = report.html.read_text()
+    page = Tags(source)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "svg" not in page.tags and page.tags.count("img") == DRAWN
+    text = "".join(page.text)
+    assert "<script>document.title='pwned'</script>" in text and "<U+202E>gnp.exe<U+0000><U+001B>" in text
+    assert not {"style", "srcset"} & {name for name, _ in page.attributes}
+    assert not re.search("[\x00-\x08\x0b\x1b\u202e\ud800]", source)
+
+
+def test_tokens_carry_their_entropy(report):
+    source = report.html.read_text()
+    found = re.findall(r'<span class=e(\d+) title="(\d\.\d{3}) nats">drawer </span>', source)
+    by_entropy = [int(shade) for shade, _ in sorted(found, key=lambda pair: float(pair[1]))]
+    assert len(found) > 10 and by_entropy == sorted(by_entropy) and by_entropy[0] < by_entropy[-1]
+
+
+def test_seeds_of_one_setting_are_averaged(runs):
+    groups = group(load([runs["a"], runs["calm"], runs["b"]]))
+    assert [[run.name for run in g.runs] for g in groups] == [["erupt-1", "erupt-2"], ["calm"]]
+    steps, mean, spread = groups[0].mean(ENTROPY)
+    one, other = (run.series(ENTROPY)[1] for run in groups[0].runs)
+    assert len(steps) == 120 and mean == pytest.approx((one + other) / 2) and spread == pytest.approx(abs(one - other) / 2)
+    assert groups[1].mean(ENTROPY)[2] is None
+
+
+def test_missing_series_are_named(runs, tmp_path):
+    report = build_report([runs["bare"]], tmp_path)
+    assert report.html == tmp_path / "report.html" and [p.name for p in report.pngs] == ["report_entropy.png"]
+    assert P + "likelihood/valid_log_prob_mean" in report.missing["likelihood"]
+    assert "no verl_entropy/turn_entropy/" in report.html.read_text()
+
+
+def _empty(folder):
+    RunWriter(folder, RunSettings(flush=False)).close()
+    return folder
+
+
+def _nan(folder):
+    with RunWriter(folder, RunSettings(flush=False)) as writer:
+        for step in range(30):
+            writer.step(step, {P + "entropy": float("nan"), P + "turn_entropy/0": None}, None, [{"turns": "no", "score": []}])
+    return folder
+
+
+def _one_step(folder):
+    return write_run(folder, steps=1)
+
+
+def _odd_samples(folder):
+    with RunWriter(folder, RunSettings(flush=False, samples_every=1)) as writer:
+        turns = [{"tokens": ["a", "b"], "entropy": [None]}, {"tokens": "x", "entropy": 1}, {"text": None}, 7, {}]
+        for step in range(3):
+            writer.step(step, {P + "entropy": 1.0}, None, [{"turns": turns, "representation": [1]}, {"turns": None}])
+    return folder
+
+
+@pytest.mark.parametrize("make", [_empty, _nan, _one_step, _odd_samples])
+def test_odd_runs_give_a_report(make, tmp_path):
+    run = make(tmp_path / "$\\frac{_hidden")
+    assert "Entropy report" in build_report([run], tmp_path / "out.html").html.read_text()
+    advise(run).render()
+    diff(run, run).render()
+
+
+def test_a_long_run_stays_small(tmp_path):
+    lines = (f'{{"step":{s},"data":{{"actor/entropy":{0.5 + s % 7 / 100},"critic/score/mean":0.5}}}}' for s in range(100_000))
+    (tmp_path / "long.jsonl").write_text("\n".join(lines) + "\n")
+    page = build_report([tmp_path / "long.jsonl"], tmp_path / "long.html").html
+    assert page.stat().st_size < 3e5 and "mean of up to 112 neighbouring steps" in page.read_text()
+
+
+def test_no_runs_is_an_error(tmp_path):
+    with pytest.raises(RunFileError, match="no runs given"):
+        build_report([], tmp_path)
+
+
+# ----------------------------------------------------------------------------- diff
+
+
+def test_equal_runs_do_not_part(runs):
+    found = diff(runs["a"], runs["a"])
+    assert found.parted is None and found.metrics == [] and found.config == {} and found.equal > 20
+
+
+def test_the_first_step_apart_is_found(tmp_path):
+    for name, at in (("a", None), ("b", 17)):
+        with RunWriter(tmp_path / name, RunSettings(flush=False), config={"lr": 1e-6 if at else 2e-6, "same": [1]}) as writer:
+            for step in range(1, 31):
+                bump = 1e-9 if at and step >= at else 0.0
+                metrics = {"x": step * 0.1 + bump, "y": 1.0, "timing_s/step": step + bump * 1e12}
+                if name == "b" and step >= 20:
+                    del metrics["y"]
+                writer.step(step, metrics | ({"extra": 1} if at else {}))
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert found.parted == 17 and [(m.key, m.parted) for m in found.metrics] == [("x", 17), ("y", 20)]
+    assert found.config == {"lr": (2e-6, 1e-6)} and found.only_b == ["extra"] and found.only_a == []
+    assert diff(tmp_path / "a", tmp_path / "b", rtol=1e-6).metrics[0].key == "y"
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_diff_fits_a_terminal(runs):
+    text = diff(runs["a"], runs["calm"]).render()
+    assert max(map(len, text.splitlines())) <= 80 and "algorithm.entropy.transforms" in text and "part at step 1" in text
+
+
+# ----------------------------------------------------------------------------- advise
+
+
+def _written(folder, **values):
+    with RunWriter(folder, RunSettings(flush=False)) as writer:
+        for step in range(60):
+            writer.step(step, {k.replace("__", "/"): (v(step) if callable(v) else v) for k, v in values.items()})
+    return folder
+
+
+SYMPTOMS = {
+    "collapsed": ({"verl_entropy__entropy": lambda s: 0.6 * 0.9**s}, "repo_r"),
+    "erupts": ({"verl_entropy__entropy": lambda s: 0.2 + (0.05 * max(s - 25, 0))}, "seal"),
+    "jumped": ({"verl_entropy__entropy": lambda s: 0.2 + (s > 30)}, "diff"),
+    "no gradient": ({"verl_entropy__group__zero_variance": 0.8}, "gigpo"),
+    "certain": ({"verl_entropy__entropy_early__turns": 2.0, "verl_entropy__entropy_late__turns": 1.0}, "epo"),
+    "invalid": ({"verl_entropy__valid_action_ratio": 0.5}, "invalid_action_penalty"),
+    "repeats": ({"verl_entropy__repeated_action_ratio": 0.5}, "gigpo"),
+    "disagree": ({"training__rollout_probs_diff_mean": 0.1}, "rollout_is"),
+    "less likely": ({"verl_entropy__likelihood__valid_log_prob_mean": lambda s: -0.5 - 0.01 * s}, "seal"),
+}
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_a_symptom_leads_to_its_method(tmp_path, name):
+    values, method = SYMPTOMS[name]
+    found = advise(_written(tmp_path, **values))
+    (item,) = [i for i in found.items if name in i.symptom]
+    assert any(method in m for m in item.methods) and re.search(r"\d", item.figure)
+    assert max(map(len, found.render().splitlines())) <= 80
+    json.dumps(found.as_dict())
+
+
+def test_a_calm_run_gets_no_advice(runs):
+    found = advise(runs["calm"])
+    assert found.items == [] and "no symptom" in found.render() and "mismatch" in found.render()
+
+
+def test_advice_names_what_exists(runs):
+    keys = {a.key for a in registry.ALGORITHMS}
+    methods = [m for i in advise(runs["a"]).items for m in i.methods]
+    assert methods and set(methods) <= keys
