@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_entropy import config, registry
 from verl_entropy.config import ConfigError
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.plan import Plan
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
@@ -30,6 +31,13 @@ def _get(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
 def _lora_rank(raw: Mapping[str, Any]) -> int:
     model = _get(raw, "actor_rollout_ref.model", {})
     return int(_get(model, "lora.rank", 0) or _get(model, "lora_rank", 0) or 0)
+
+
+def sequence_parallel(raw: Mapping[str, Any]) -> int:
+    """Ranks that share a sequence in the actor."""
+    actor = _get(raw, "actor_rollout_ref.actor", {})
+    keys = ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
+    return max(int(_get(actor, key, 1) or 1) for key in keys)
 
 
 def uses_engine(plan: Plan) -> bool:
@@ -122,11 +130,22 @@ def _check_head(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"actor_rollout_ref.model.lora_rank={rank}: the SEAL head is not trained under LoRA yet (the adapter owns which "
             "parameters train and which are saved). Set actor_rollout_ref.model.lora_rank=0, or leave the head out."
         )
-    sp = int(_get(raw, "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", 1) or 1)
-    sp = max(sp, int(_get(raw, "actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1) or 1))
+    sp = sequence_parallel(raw)
     if sp > 1:
         raise ConfigError(
             f"ulysses_sequence_parallel_size={sp}: the SEAL head reads whole sequences, and a shard has a part. Set it to 1."
+        )
+
+
+def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
+    s = plan.diagnostics
+    if s.enabled and s.run_file.folder is not None and not s.run_file.folder.strip():
+        raise ConfigError(f"{DIAGNOSTICS_PATH}.run_file.folder={s.run_file.folder!r}: give a folder, or null for none.")
+    bypass = _get(raw, "algorithm.rollout_correction.bypass_mode", False)
+    if s.enabled and s.on_eruption != "none" and bypass:
+        raise ConfigError(
+            f"{DIAGNOSTICS_PATH}.on_eruption={s.on_eruption}: the detector reads the entropy of the old-log-prob pass, which "
+            "algorithm.rollout_correction.bypass_mode=True skips. Set one of them otherwise."
         )
 
 
@@ -137,3 +156,4 @@ def check(plan: Plan, raw: Mapping[str, Any]) -> None:
     _check_advantages(plan, raw)
     _check_loss(plan, raw)
     _check_head(plan, raw)
+    _check_diagnostics(plan, raw)

@@ -34,6 +34,10 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer._update_actor": ("self", "batch", "metrics"),
         "PPOTrainer._save_checkpoint": ("self",),
         "PPOTrainer._load_checkpoint": ("self",),
+        "PPOTrainer._compute_old_log_prob": ("self", "batch", "metrics"),
+        "PPOTrainer._compute_metrics": ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
+        "PPOTrainer._validate": ("self",),
+        "PPOTrainer.step": ("self", "metrics", "timing_raw"),
     },
     "verl.trainer.ppo.v1.utils": {
         "compute_advantage_for_multi_trajectories": ("data", "batch_keys", "adv_estimator", "config"),
@@ -141,9 +145,18 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
     return problems
 
 
+def is_verl_agent() -> bool:
+    """Whether the verl of the import path is verl-agent's, whatever distribution is installed beside it."""
+    root = importlib.util.find_spec("verl")
+    locations = () if root is None else root.submodule_search_locations or ()
+    return any((Path(location).parent / "agent_system").is_dir() for location in locations)
+
+
 def unsupported_reason() -> str | None:
     """Why the installed verl cannot be extended, or None if it can. Reads source only for versions not in SUPPORTED."""
     version = verl_version()
+    if is_verl_agent():
+        return "this is verl-agent; start it with `python -m verl_entropy.verl_agent`"
     if version is None:
         return "verl is not installed; install it (pip install 'verl==0.9.1') beside verl-entropy"
     if version in SUPPORTED:

@@ -12,6 +12,8 @@ from typing import Any
 
 from verl_entropy import config, registry
 from verl_entropy.config import ConfigError
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
+from verl_entropy.diagnostics.settings import Live, read_live
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Plan:
     seal: Choice | None
     unused: tuple[str, ...] = ()
     """Sections that are set although their method is not chosen."""
+    diagnostics: Live = Live()
+    diagnosed: bool = False
+    """The section of the diagnostics is given: they run also where no method is chosen."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -60,7 +65,8 @@ class Plan:
     @property
     def active(self) -> bool:
         """Whether anything of this package was chosen."""
-        return bool(self.choices or self.entropy.presets or self.entropy.log_probs != "auto")
+        diagnosed = self.diagnosed and self.diagnostics.enabled
+        return bool(self.choices or self.entropy.presets or self.entropy.log_probs != "auto" or diagnosed)
 
     def describe(self) -> list[str]:
         """The start-up banner, a line each."""
@@ -69,9 +75,20 @@ class Plan:
         lines.append(f"clip controller: {self.clip.name if self.clip else 'none'}")
         lines.append(f"regularizer: {self.regularizer.name if self.regularizer else 'none'}")
         lines.append(f"head: {'seal, alpha ' + str(self.seal.settings.alpha) if self.seal else 'none'}")
+        lines.append(f"diagnostics: {_diagnostics(self.diagnostics)}")
         lines += [f"{c.algorithm.path}: {c.settings}" for c in self.choices]
         lines += [f"note: {path} is set, but that method is not chosen" for path in self.unused]
         return lines
+
+
+def _diagnostics(s: Live) -> str:
+    if not s.enabled:
+        return "off"
+    costly = "costly ones never"
+    if s.costly_every:
+        costly = f"costly ones every {s.costly_every} ({s.sample_trajectories} trajectories, {s.sample_tokens} tokens of each)"
+    file = s.run_file.folder or f"none, set {DIAGNOSTICS_PATH}.run_file.folder"
+    return f"every step; {costly}; on eruption: {s.on_eruption}; run file: {file}"
 
 
 def _section(node: Any, path: str) -> Mapping[str, Any]:
@@ -123,7 +140,7 @@ def read(raw: Mapping[str, Any]) -> Plan:
     ours = dict(_section(algorithm.get("entropy"), config.ALGORITHM_PATH))
     shared_keys = set(config.Entropy.__dataclass_fields__)
     method_keys = set(registry.names("estimator")) | set(registry.names("transform"))
-    _check_sections(ours, shared_keys | method_keys, config.ALGORITHM_PATH)
+    _check_sections(ours, shared_keys | method_keys | {"diagnostics"}, config.ALGORITHM_PATH)
     entropy = config.parse(config.Entropy, {k: v for k, v in ours.items() if k in shared_keys}, config.ALGORITHM_PATH)
     loss_section = _section(actor.get("policy_loss"), config.POLICY_LOSS_PATH)
     base = str(algorithm.get("adv_estimator"))
@@ -158,4 +175,6 @@ def read(raw: Mapping[str, Any]) -> Plan:
         regularizer=_choose("regularizer", str(regularizer), loss_section) if regularizer is not None else None,
         seal=seal_choice,
         unused=tuple(unused),
+        diagnostics=read_live(_section(ours.get("diagnostics"), DIAGNOSTICS_PATH)),
+        diagnosed=ours.get("diagnostics") is not None,
     )

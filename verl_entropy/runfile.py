@@ -34,6 +34,8 @@ FORMAT = 1
 META, STEPS, TURNS, SAMPLES = "run.json", "steps.jsonl", "turns", "samples"
 _STEP_FILE = re.compile(r"step-(\d+)\.(?:parquet|json)$")
 _ROWS_FILE = re.compile(r"rows-(\d+)-(\d+)\.parquet$")
+MAX_POINTS = 512
+"""Samples without turns that a step keeps; as many as the settings can sample."""
 MAX_PROBLEMS = 20
 """Problems that a reader spells out; the rest is counted."""
 
@@ -151,7 +153,8 @@ class RunWriter:
             metrics: numbers by name; NaN and infinite are stored as missing.
             turns: columns of equal length, one entry per turn.
             samples: trajectories: mappings with ``turns`` (each with ``text``, ``tokens``, ``entropy``, ``reward``), ``score``,
-                ``success``, and anything else that is plain.
+                ``success``, and anything else that is plain. Beyond ``max_samples`` only those without turns are kept (points
+                of a picture).
         """
         s = self.settings
         if self._last is not None and step <= self._last:
@@ -167,6 +170,11 @@ class RunWriter:
     def wants_samples(self, step: int) -> bool:
         """Whether trajectories of this step would be stored; decode text only then."""
         return bool(self.settings.samples_every) and step % self.settings.samples_every == 0
+
+    @property
+    def last(self) -> int | None:
+        """The last step that is stored; None before the first."""
+        return self._last
 
     def close(self) -> None:
         """Close the file; every step is on disk already."""
@@ -253,8 +261,10 @@ class RunWriter:
 
     def _write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         s = self.settings
-        kept = [_bounded(_plain(sample), s.max_tokens, s.max_chars) for sample in samples[: s.max_samples]]
-        record = {"v": FORMAT, "step": step, "left_out": max(len(samples) - s.max_samples, 0), "samples": kept}
+        told = [sample for sample in samples if sample.get("turns")]
+        points = [sample for sample in samples if not sample.get("turns")][:MAX_POINTS]
+        kept = [_bounded(_plain(sample), s.max_tokens, s.max_chars) for sample in (*told[: s.max_samples], *points)]
+        record = {"v": FORMAT, "step": step, "left_out": max(len(told) - s.max_samples, 0), "samples": kept}
         write_atomic(self.folder / SAMPLES / f"step-{step:09d}.json", _dump(record), s.flush)
         files = sorted((self.folder / SAMPLES).glob("step-*.json"))
         while len(files) > 2 and sum(path.stat().st_size for path in files) > s.samples_mb * 1e6:

@@ -28,6 +28,7 @@ def main() -> None:
     advantages, numerics = measure("bench_advantages"), measure("bench_numerics")
     head, transforms = measure("bench_seal_head"), measure("bench_transforms")
     step = {row["6,400 rows x 512 tokens"]: row["ms"] for row in advantages["step"]}
+    diagnostics = measure("bench_diagnostics")
     values = head["results"]
     rows = [
         ("GiGPO, 16 prompts x 8 rollouts x 50 turns, one core", f"{step['gigpo']:.1f} ms"),
@@ -43,11 +44,21 @@ def main() -> None:
         ("SEAL head, kept for backward per response token", f"{values['head bytes kept per response token']:,.0f} bytes"),
         ("SEAL head, weights, gradient and Adam", f"{values['head MB of weights, gradient and Adam']:.0f} MB"),
     ]
+    rows += [
+        (f"diagnostics at their defaults, a step of {int(number):,} rows x 512 tokens, one core", f"{ms:.0f} ms")
+        for number, ms in diagnostics["spread_ms"].items()
+    ]
     machine = advantages["machine"]
     report = {
         "machine": f"{machine['processor']}, {machine['threads']} thread, torch {machine['torch']}",
         "rows": [{"what": what, "value": value} for what, value in rows],
-        "raw": {"advantages": advantages, "numerics": numerics, "head": head, "transforms": transforms},
+        "raw": {
+            "advantages": advantages,
+            "numerics": numerics,
+            "head": head,
+            "transforms": transforms,
+            "diagnostics": diagnostics,
+        },
     }
     (HERE / "results.json").write_text(json.dumps(report, indent=1) + "\n")
 

@@ -86,7 +86,7 @@ def advantages(config, engine, data, run):
         columns={},
         info={},
     )
-    trainer._fetch = lambda call, keys: rows
+    trainer._fetch = lambda call, keys, has_entropy: rows
     original = trainer_base.compute_advantage_for_multi_trajectories.__wrapped__
     kwargs = {"adv_estimator": config.algorithm.adv_estimator, "config": config.algorithm}
     kwargs["norm_adv_by_std_in_grpo"] = config.algorithm.norm_adv_by_std_in_grpo

@@ -9,6 +9,7 @@ No forward pass. Every function below says which metrics it gives, and that is t
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,24 +21,14 @@ import torch
 from torch import Tensor
 
 from verl_entropy.diagnostics import likelihood, predictors, text, windows
+from verl_entropy.diagnostics.glossary import ENTRIES, PREFIX, Entry
 from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
 from verl_entropy.diagnostics.settings import Live
 from verl_entropy.turns import Turns
 
-PREFIX = "verl_entropy/"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One metric of the glossary."""
-
-    key: str
-    formula: str
-    unit: str
-    source: str
-
-
-GLOSSARY: list[Entry] = []
+MAX_TURN_KEYS = 32
+"""Turn indices that get their own metric; later turns only enter the means."""
+GLOSSARY: list[Entry] = [*ENTRIES]
 _STEPS: list[Callable] = []
 
 
@@ -92,7 +83,33 @@ def _per_trajectory(value_K: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
     return total, total / count.clamp_min(1.0)
 
 
+# ----------------------------------------------------------------------------- episodes
+
+
+@metric("success", "share of trajectories that reached their goal", "share", "ours")
+@metric("turns", "turns per trajectory", "turns", "ours")
+@metric("valid_action_ratio", "share of turns with right tags and an admissible action", "share", "SEAL, B.5")
+def episodes(x: Inputs) -> dict[str, float]:
+    turns = x.turns
+    found = {"success": float(turns.success_J.float().mean()), "turns": turns.num_turns / turns.num_trajectories}
+    if turns.valid_K is not None:
+        found["valid_action_ratio"] = float(turns.valid_K.float().mean())
+    return found
+
+
 # ----------------------------------------------------------------------------- entropy
+
+
+@metric("turn_entropy/<k>", "mean over the k-th turns (from 0) of their mean token entropy", "nats", "EPO, Fig. 1")
+def turn_entropy(x: Inputs) -> dict[str, float]:
+    if x.entropy_RT is None:
+        return {}
+    index_K = x.turns.index_K
+    count = int(index_K.max()) + 1
+    total = torch.zeros(count, dtype=torch.float64, device=index_K.device)
+    total.index_add_(0, index_K, x.mean_K("entropy_RT").double())
+    means = (total / torch.bincount(index_K, minlength=count)).tolist()
+    return {f"turn_entropy/{k}": value for k, value in enumerate(means[:MAX_TURN_KEYS])}
 
 
 @metric(
@@ -325,29 +342,28 @@ def duplication(x: Inputs) -> dict[str, float]:
 # ----------------------------------------------------------------------------- over steps
 
 
-def _enter_only(*entries: tuple[str, str, str, str]) -> None:
-    GLOSSARY.extend(Entry(PREFIX + key, *rest) for key, *rest in entries)
-
-
-_enter_only(
-    ("cumulative_entropy", "sum over steps of the mean token entropy", "nats", "REPO paper, E.3"),
-    (
-        "entropy_change",
-        "entropy now minus at the step before: what the last update did, to compare with its predictors",
-        "nats",
-        "ours",
-    ),
-    (
-        "predictor_agreement/<name>",
-        "share of the last steps where the predictor had the sign of the change that followed",
-        "share",
-        "ours",
-    ),
-    ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence", "index", "diagnostics.phases, after SEAL"),
-    ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
-    ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
-    ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
-)
+GLOSSARY += [
+    Entry(PREFIX + key, *rest)
+    for key, *rest in (
+        ("cumulative_entropy", "sum over steps of the mean token entropy", "nats", "REPO paper, E.3"),
+        (
+            "entropy_change",
+            "entropy now minus at the step before: what the last update did, to compare with its predictors",
+            "nats",
+            "ours",
+        ),
+        (
+            "predictor_agreement/<name>",
+            "share of the last steps where the predictor had the sign of the change that followed",
+            "share",
+            "ours",
+        ),
+        ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence", "index", "diagnostics.phases, after SEAL"),
+        ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
+        ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
+        ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
+    )
+]
 
 
 def _records(ctx: Any) -> list[list[dict]]:
@@ -418,6 +434,7 @@ class LiveDiagnostics:
         )
         self.messages = [
             f"verl-entropy: {e.name.replace('_', ' ')} at step {e.step} (from step {e.onset}; level {e.level:.4g})"
+            + (self._drivers(metrics) if e.name == "eruption" else "")
             for e in events
         ]
         self.action = self.settings.on_eruption if any(e.name == "eruption" for e in events) else "none"
@@ -426,6 +443,12 @@ class LiveDiagnostics:
         for name in SIGNS:
             metrics[f"{PREFIX}sign/{name.removeprefix('sign_')}"] = float(self.detector.signs[name])
         return metrics
+
+    def _drivers(self, metrics: dict[str, float]) -> str:
+        """What goes along with an eruption: early signs that are on, and predictors that say rising."""
+        along = [name.removeprefix("sign_") for name in SIGNS if self.detector.signs[name]]
+        rising = [k.rsplit("/", 1)[1] for k, v in metrics.items() if k.startswith(PREFIX + "predictor/") and v > 0]
+        return f"; early signs: {', '.join(along) or 'none'}; predictors of a rise: {', '.join(rising) or 'none'}"
 
     def _change(self, entropy: float | None, metrics: dict[str, float]) -> dict[str, float]:
         found = {}
@@ -483,8 +506,14 @@ def turn_columns(ctx: Any) -> dict[str, Any]:
     return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
-def trajectories(ctx: Any, responses_RT: Tensor, decode: Callable[[list[int]], str], limit: int = 8) -> list[dict[str, Any]]:
-    """Trajectories for ``RunWriter.step(samples=...)``, ``limit`` of the batch, evenly spaced.
+def trajectories(
+    ctx: Any,
+    responses_RT: Tensor,
+    decode: Callable[[list[int]], str],
+    limit: int = 8,
+    chosen: Sequence[int] | None = None,
+) -> list[dict[str, Any]]:
+    """Trajectories for ``RunWriter.step(samples=...)``: at most ``limit``, the ``chosen`` ones or evenly spaced in the batch.
 
     Args:
         responses_RT: token ids of the rows, padded like ``ctx.mask_RT``.
@@ -492,8 +521,11 @@ def trajectories(ctx: Any, responses_RT: Tensor, decode: Callable[[list[int]], s
     """
     turns, count = ctx.turns, ctx.turns.num_trajectories
     records, found = _records(ctx), []
-    for j in sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)} if count else ()):
-        sample: dict[str, Any] = {"score": float(turns.score_J[j]), "success": bool(turns.success_J[j]), "turns": []}
+    if chosen is None:
+        chosen = sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)} if count else ())
+    for j in map(int, chosen[:limit]):
+        sample: dict[str, Any] = {"trajectory": j, "score": float(turns.score_J[j]), "success": bool(turns.success_J[j])}
+        sample["turns"] = []
         for k in (turns.trajectory_K == j).nonzero().flatten().tolist():
             row = int(turns.row_K[k])
             place = turns.turn_RT[row] == k
@@ -512,11 +544,20 @@ def trajectories(ctx: Any, responses_RT: Tensor, decode: Callable[[list[int]], s
     return found
 
 
+def find(key: str) -> Entry | None:
+    """The glossary's entry of a logged metric, or None."""
+    for entry in GLOSSARY:
+        if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), key):
+            return entry
+    return None
+
+
 def render_glossary() -> str:
     """The glossary as a Markdown table, by key."""
     lines = ["| metric | formula | unit | source |", "|---|---|---|---|"]
     for entry in sorted(GLOSSARY, key=lambda e: e.key):
-        lines.append(f"| `{entry.key}` | {entry.formula} | {entry.unit} | {entry.source} |")
+        cells = (f"`{entry.key}`", entry.formula, entry.unit, entry.source)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 

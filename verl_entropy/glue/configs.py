@@ -42,6 +42,9 @@ class EntropyFSDPEngineConfig(FSDPEngineConfig):
     nucleus: Any = None
     """The log-prob pass and the update also give the entropy of the nucleus: {top_p, crossing} (SIREN)."""
 
+    sample: bool = False
+    """The log-prob pass may be asked for hidden states and gradients of sampled tokens (diagnostics)."""
+
     def seal_settings(self) -> config.Seal | None:
         """The head's settings, or None without a head."""
         return None if self.seal is None else config.parse(config.Seal, _plain(self.seal), config.SEAL_PATH)

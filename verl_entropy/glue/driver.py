@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy import checks, compat, plan, plugin
+from verl_entropy import checks, compat, patched, plan, plugin
 from verl_entropy.config import ConfigError
 
 ACTOR = "verl_entropy.glue.configs.EntropyFSDPActorConfig"
@@ -92,6 +92,8 @@ def prepare(config: DictConfig) -> plan.Plan | None:
         if "nucleus" in chosen.needs:
             s = chosen.regularizer.settings
             arr.actor.fsdp_config.nucleus = {"top_p": s.top_p, "crossing": s.crossing}
+        if chosen.diagnostics.enabled and chosen.diagnostics.costly_every:
+            arr.actor.fsdp_config.sample = True
         if chosen.seal is not None:
             arr.actor.fsdp_config.seal = OmegaConf.to_container(arr.actor.seal, resolve=True)
         if "grad_entropy" in chosen.needs:
@@ -113,7 +115,22 @@ def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:
     actor = config.actor_rollout_ref.actor
     head = f"verl {compat.verl_version()}, effective entropy_coeff {actor.entropy_coeff}, "
     owner = f"entropy term owned by {chosen.regularizer.name}" if chosen.regularizer else "no regularizer"
-    return [head + owner, *chosen.describe()]
+    lines = [head + owner, *chosen.describe(), *_left_out(chosen, config)]
+    return [*lines, patched.describe()] if patched.describe() else lines
+
+
+def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
+    """Diagnostics that this configuration cannot have, and the key that would change it."""
+    arr, notes = config.actor_rollout_ref, []
+    if not chosen.diagnostics.enabled:
+        return notes
+    if not arr.rollout.get("calculate_log_probs", False):
+        notes.append("note: no trainer-sampler mismatch without actor_rollout_ref.rollout.calculate_log_probs=True")
+    if chosen.diagnostics.costly_every and checks.sequence_parallel(_plain(config)) > 1:
+        notes.append("note: no representations and interference with ulysses_sequence_parallel_size above 1")
+    elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
+        notes.append("note: no interference with actor_rollout_ref.model.use_fused_kernels=True, which keeps no logits")
+    return notes
 
 
 def check_environment(config: DictConfig) -> None:

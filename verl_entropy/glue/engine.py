@@ -18,8 +18,18 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_entropy import checks, plugin
+from verl_entropy.diagnostics import sampling
 from verl_entropy.glue.configs import EntropyFSDPEngineConfig
-from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, NUM_ROWS, VOCAB_CENTRE
+from verl_entropy.glue.trainer_keys import (
+    NUCLEUS_ENTROPY,
+    NUM_PEAK_ROWS,
+    NUM_ROWS,
+    NUM_SAMPLED,
+    SAMPLE_CODE,
+    SAMPLE_LEAD,
+    SAMPLED,
+    VOCAB_CENTRE,
+)
 from verl_entropy.numerics import log_probs_and_entropy
 from verl_entropy.regularizers.siren import nucleus_entropy
 from verl_entropy.seal.head import SealHead
@@ -99,6 +109,10 @@ def response_positions(micro_batch, packed: bool, shift: int, trained_only: bool
 class EntropyEngineMixin:
     """Head, log-prob pass and global counts; mixed into an FSDP language-model engine."""
 
+    _collector: sampling.Collector | None = None
+    """Of the pass under way, if it samples."""
+    _hidden: torch.Tensor | None = None
+
     @property
     def _ours(self) -> bool:
         return isinstance(self.engine_config, EntropyFSDPEngineConfig)
@@ -130,6 +144,8 @@ class EntropyEngineMixin:
             head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
             dtype = next(module.parameters()).dtype
             attach_head(module, head.to(dtype), {})
+        if self._ours and self.engine_config.sample and not self.engine_config.forward_only:
+            module.get_decoder().register_forward_hook(self._catch_hidden)
         return module
 
     def prepare_model_inputs(self, micro_batch):
@@ -151,6 +167,8 @@ class EntropyEngineMixin:
     # ---- outputs ----------------------------------------------------------------------------------------------
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        if self._collector is not None:
+            self._collect(output, output_args, micro_batch)
         if self._chunked and not _needs_stock_outputs(micro_batch):
             model_output = self._chunked_outputs(output, output_args, micro_batch)
         else:
@@ -210,6 +228,51 @@ class EntropyEngineMixin:
             outputs[NUCLEUS_ENTROPY] = nucleus_entropy(logits_NV, nucleus["top_p"], crossing=nucleus["crossing"])
         return outputs
 
+    # ---- sample of the diagnostics ----------------------------------------------------------------------------
+
+    def _catch_hidden(self, _module, _inputs, output) -> None:
+        if self._collector is not None:
+            self._hidden = output[0]
+
+    def _collect(self, output, output_args, micro_batch) -> None:
+        """Hidden states and logits of the marked tokens, copied before anything scales the logits in place."""
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:
+            return
+        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+        code_N = _response_tokens(micro_batch, SAMPLE_CODE)
+        marked = code_N != 0
+        where_N = response_positions(micro_batch, packed, -1, trained_only=False)[marked]
+        logits_NV = None
+        if output.logits is not None:
+            temperature = output_args["temperature_rmpad"] if packed else output_args["temperature"]
+            if not packed:
+                temperature = temperature.repeat_interleave(micro_batch["input_ids"].offsets().diff())
+            flat_N = response_positions(micro_batch, True, -1, trained_only=False)[marked]
+            logits_NV = output.logits.reshape(-1, output.logits.shape[-1])[where_N]
+            logits_NV = logits_NV / temperature[flat_N].clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
+        states_ND = hidden.reshape(-1, hidden.shape[-1])[where_N]
+        self._collector.add(states_ND, logits_NV, _response_tokens(micro_batch, "responses")[marked], code_N[marked])
+
+    def _sampling_pass(self, data, number: int):
+        self._collector = sampling.Collector(number)
+        try:
+            output = super().forward_backward_batch(data, None, True)
+            if self._collector.total_JD is None and self._no_hidden:
+                return output
+            gram_JJ, mean_JD = self._collector.finish(self.get_data_parallel_group())
+        finally:
+            self._collector = self._hidden = None
+        rows = sampling.pack(gram_JJ, mean_JD, data[SAMPLE_LEAD])
+        output["model_output"][SAMPLED] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        return output
+
+    @functools.cached_property
+    def _no_hidden(self) -> bool:
+        """True; says once that the decoder's output was never seen."""
+        plugin.say(f"no hidden states from {type(self.module).__name__}: no representations and interference in this run")
+        return True
+
     # ---- counts -----------------------------------------------------------------------------------------------
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
@@ -217,6 +280,9 @@ class EntropyEngineMixin:
             tu.assign_non_tensor(data, **{NUM_ROWS: self._global_rows(data["loss_mask"])})
             if "verl_entropy_peak" in data.keys():
                 tu.assign_non_tensor(data, **{NUM_PEAK_ROWS: self._global_rows(data["verl_entropy_peak"])})
+        number = tu.get_non_tensor_data(data=data, key=NUM_SAMPLED, default=0) if self._ours and forward_only else 0
+        if number and loss_function is None and not self.engine_config.forward_only and not self.use_ulysses_sp:
+            return self._sampling_pass(data, number)
         return super().forward_backward_batch(data, loss_function, forward_only)
 
     def _global_rows(self, mask: torch.Tensor) -> float:
@@ -226,6 +292,14 @@ class EntropyEngineMixin:
         rows = (running[ends[1:]] > running[ends[:-1]]).sum().to(get_device_id())
         torch.distributed.all_reduce(rows, group=self.get_data_parallel_group())
         return float(rows.item())
+
+
+def _response_tokens(micro_batch, key: str) -> torch.Tensor:
+    """Values (N,) of a column of the response layout, row by row."""
+    _, response_R = _lengths(micro_batch)
+    width = int(response_R.max())
+    values_RT = torch.nested.to_padded_tensor(micro_batch[key], padding=0, output_size=(len(response_R), width))
+    return values_RT[torch.arange(width, device=values_RT.device) < response_R.unsqueeze(1)]
 
 
 def _scale(output_args, temperature):

@@ -99,7 +99,9 @@ class SirenState:
         self.anchor.load_state_dict(values)
 
 
-def _controlled(algorithm: str, name: str, s, first: float, low: float, high: float, *, adaptive: bool, **options) -> ControllerState:
+def _controlled(
+    algorithm: str, name: str, s, first: float, low: float, high: float, *, adaptive: bool, **options
+) -> ControllerState:
     bounds = {"value": first, "low": low, "high": high, "factor": s.factor, "target": s.target}
     return ControllerState(algorithm, name, adaptive, **bounds, **options)
 

@@ -15,17 +15,19 @@ import torch
 from verl_entropy import __version__
 from verl_entropy.config import ALGORITHM_PATH, SEAL_PATH, ConfigError
 from verl_entropy.glue import methods_state
+from verl_entropy.glue.diagnostics_side import DiagnosticsSide
 from verl_entropy.plan import Plan
 
 FILE = "verl_entropy.json"
 
 
 class Run:
-    """The plan of a run and the state of its methods."""
+    """The plan of a run, the state of its methods, and its diagnostics (None if they are off)."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
         self.methods = methods_state.stateful_methods(plan)
+        self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
     def advance(self, ctx) -> None:
         """Take the iteration's entropy into the context, step every method's state, and leave what it says in ``ctx.info``.
@@ -82,6 +84,7 @@ def save(run: Run, folder: Path, step: int) -> None:
         "step": step,
         "head": None if run.plan.seal is None else {"layers": run.plan.seal.settings.layers},
         "state": run.state_dict(),
+        "diagnostics": None if run.diagnostics is None else run.diagnostics.state_dict(),
     }
     temporary = folder / (FILE + ".tmp")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -111,6 +114,8 @@ def load(run: Run, folder: Path) -> None:
     for name in run.methods:
         if name in saved:
             run.methods[name].load_state_dict(saved[name])
+    if run.diagnostics is not None:
+        run.diagnostics.load_state_dict(content.get("diagnostics"))
 
 
 def _check_head(plan: Plan, saved: dict | None, folder: Path) -> None:

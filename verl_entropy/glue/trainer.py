@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import diagnostics_live
+from verl_entropy import patched
 from verl_entropy.config import ConfigError
 from verl_entropy.glue import advantage_side, context, driver, state
-from verl_entropy.glue.trainer_keys import PAD_UID, WORKER_INFO, extra_outputs
+from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
+from verl_entropy.glue.trainer_keys import NUM_SAMPLED, PAD_UID, WORKER_INFO, extra_outputs
 from verl_entropy.losses.steer import steer_omega, steer_range
 from verl_entropy.plan import Plan
 from verl_entropy.turns import Turns, build_turns
@@ -91,12 +92,15 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float):
     return turns_of, extra
 
 
-def _fetch(call: Call, keys: list[str]) -> Any:
+def _fetch(call: Call, keys: list[str], has_entropy: bool) -> Any:
     import transfer_queue as tq
 
-    fields = ["entropy", "extra_fields", "response_mask", *extra_outputs(call.run.plan)]
+    fields = ["extra_fields", "response_mask", *extra_outputs(call.run.plan)]
+    fields += [] if has_entropy else ["entropy"]
+    if call.run.diagnostics is not None:
+        fields += call.run.diagnostics.fields(int(call.trainer.global_steps))
     rows = tq.kv_batch_get(keys=list(keys), partition_id=call.batch.partition_id, select_fields=fields)
-    if "entropy" not in rows.keys() and "entropy" in call.run.plan.needs:
+    if not has_entropy and "entropy" not in rows.keys() and "entropy" in call.run.plan.needs:
         users = [c.name for c in call.run.plan.choices if "entropy" in c.algorithm.needs]
         raise RuntimeError(
             f"verl-entropy: {', '.join(users)} needs the entropy of the old-log-prob pass, and this batch has none. "
@@ -107,12 +111,16 @@ def _fetch(call: Call, keys: list[str]) -> Any:
 
 def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     """Base estimator, then transforms; fills the call's columns and worker info."""
-    rows = _fetch(call, batch_keys)
+    # patches/verl-0.9.1: verl has fetched it.
+    has_entropy = "entropy_and_row_ids" in patched.features() and "entropy" in data.batch.keys()
+    rows = _fetch(call, batch_keys, has_entropy)
     plan = call.run.plan
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
     turns_of, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
     mask_RT = data.batch["response_mask"].bool()
-    entropy_RT = _padded(rows["entropy"], mask_RT.shape[1]).float() if "entropy" in rows.keys() else None
+    entropy_RT = data.batch["entropy"].float() if has_entropy else None
+    if "entropy" in rows.keys():
+        entropy_RT = _padded(rows["entropy"], mask_RT.shape[1]).float()
     old_log_probs = data.batch["old_log_probs"].float() if "old_log_probs" in data.batch.keys() else None
     ctx = context.AdvantageContext(
         plan=plan,
@@ -140,7 +148,8 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     ctx.info.update(loss_ranges(ctx))
     call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
-    call.metrics.update(diagnostics_live.turn_metrics(ctx))
+    if call.run.diagnostics is not None:
+        call.metrics.update(call.run.diagnostics.step(ctx, rows, call.trainer.tokenizer))
     return data
 
 
@@ -168,6 +177,13 @@ def loss_ranges(ctx: context.AdvantageContext) -> dict[str, Any]:
     return {"steer": {"omega_min": float(low), "omega_max": float(high)}}
 
 
+def _without_sample(batch: Any) -> Any:
+    """The batch for the updates, which do not read the diagnostics' fields."""
+    if batch.fields is not None:
+        batch.fields = [name for name in batch.fields if name not in SAMPLE_FIELDS]
+    return batch
+
+
 def _put_columns(call: Call, batch: Any) -> Any:
     """Write our columns for the training workers into the queue."""
     if not call.columns:
@@ -191,7 +207,7 @@ def _check_active(run: state.Run, metrics: dict) -> None:
 
 
 def wrap(module: ModuleType) -> None:
-    """Wrap the four seams of ``verl.trainer.ppo.v1.trainer_base``."""
+    """Wrap the seams of ``verl.trainer.ppo.v1.trainer_base``."""
     trainer_cls = module.PPOTrainer
     original_global = module.compute_advantage_for_multi_trajectories
     original_advantage = trainer_cls._compute_advantage
@@ -216,7 +232,7 @@ def wrap(module: ModuleType) -> None:
             batch = original_advantage(self, batch, metrics)
         finally:
             _call.reset(token)
-        batch = _put_columns(call, batch)
+        batch = _without_sample(_put_columns(call, batch))
         batch.extra_info[WORKER_INFO] = call.info
         return batch
 
@@ -243,11 +259,13 @@ def wrap(module: ModuleType) -> None:
     def _load_checkpoint(self):
         run = run_of(self)
         folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
-        if folder is not None:
-            try:
+        try:
+            if folder is not None:
                 state.load(run, folder)
-            except ConfigError as error:
-                raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+            if run.diagnostics is not None:
+                run.diagnostics.open(self.config)
+        except ConfigError as error:
+            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
 
     module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
@@ -255,3 +273,45 @@ def wrap(module: ModuleType) -> None:
     trainer_cls._update_actor = _update_actor
     trainer_cls._save_checkpoint = _save_checkpoint
     trainer_cls._load_checkpoint = _load_checkpoint
+    _wrap_diagnostics(trainer_cls)
+
+
+def _wrap_diagnostics(trainer_cls: type) -> None:
+    """The diagnostics' own seams: before the log-prob pass, after the updates, and where metrics are complete."""
+    original_log_prob, original_step = trainer_cls._compute_old_log_prob, trainer_cls.step
+    original_metrics, original_validate = trainer_cls._compute_metrics, trainer_cls._validate
+
+    @functools.wraps(original_log_prob)
+    def _compute_old_log_prob(self, batch, metrics):
+        side = run_of(self).diagnostics
+        if side is not None:
+            batch = side.put_sample(batch, int(self.global_steps))
+        batch = original_log_prob(self, batch, metrics)
+        batch.extra_info.pop(NUM_SAMPLED, None)
+        return batch
+
+    @functools.wraps(original_step)
+    def step(self, metrics, timing_raw):
+        batch = original_step(self, metrics, timing_raw)
+        side = run_of(self).diagnostics
+        if side is not None:
+            side.act(self)
+        return batch
+
+    @functools.wraps(original_metrics)
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        original_metrics(self, batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        side = run_of(self).diagnostics
+        if side is not None:
+            side.finish(int(global_steps), metrics)
+
+    @functools.wraps(original_validate)
+    def _validate(self):
+        found = original_validate(self)
+        side = run_of(self).diagnostics
+        if side is not None and int(self.global_steps) == 0:  # later validations are part of their step's metrics
+            side.write(0, found)
+        return found
+
+    trainer_cls._compute_old_log_prob, trainer_cls.step = _compute_old_log_prob, step
+    trainer_cls._compute_metrics, trainer_cls._validate = _compute_metrics, _validate

@@ -15,6 +15,15 @@ NUCLEUS_ENTROPY = "verl_entropy_nucleus_entropy"
 NUM_PEAK_ROWS = "verl_entropy_num_peak_rows"
 """Non-tensor entry set by the engine: rows of the global mini-batch that have a peak (SIREN)."""
 
+SAMPLE_CODE = "verl_entropy_sample_code"
+"""Column: per response token the number of its sampled trajectory (``diagnostics.sampling.mark``)."""
+SAMPLE_LEAD = "verl_entropy_sample_lead"
+"""Column: j + 1 in the row that carries the result of sampled trajectory j, else 0."""
+NUM_SAMPLED = "verl_entropy_num_sampled"
+"""Non-tensor entry of the old-log-prob pass: number of sampled trajectories."""
+SAMPLED = "verl_entropy_sampled"
+"""Output of that pass: ``diagnostics.sampling.pack``."""
+
 
 def extra_outputs(plan) -> list[str]:
     """Outputs of our log-prob pass, beyond verl's, that the plan's methods read."""
