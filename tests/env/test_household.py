@@ -117,3 +117,35 @@ def test_make_says_what_is_wrong(name, says):
 def test_make_builds_by_name_and_by_path():
     assert isinstance(envs.make("household", difficulty="easy"), HouseholdEnv)
     assert isinstance(envs.make("verl_entropy.envs.household:HouseholdEnv"), HouseholdEnv)
+
+
+@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+def test_expert_actions_solve_from_any_state_and_change_nothing(difficulty):
+    env = HouseholdEnv(difficulty=difficulty)
+    for seed in range(8):
+        _, info = env.reset(seed=seed)
+        before, actions = env._describe(), env.expert_actions()
+        assert env._describe() == before and actions == env.expert_actions()
+        for action in actions:
+            *_, reward, terminated, _, info = env.step(action)
+        assert (reward, terminated, info["won"]) == (10.0, True, True)
+        assert env.expert_actions() is None  # over
+
+
+def test_expert_actions_are_none_without_enough_turns():
+    env = HouseholdEnv(difficulty="easy", max_turns=1)
+    env.reset(seed=0)
+    assert env.expert_actions() is None
+
+
+def test_episodes_name_split_and_task():
+    rows = HouseholdEnv.episodes("unseen", count=5, difficulty="easy")
+    assert rows == HouseholdEnv.episodes("unseen", count=9, difficulty="easy")[:5]
+    assert not {row["seed"] for row in rows} & {row["seed"] for row in HouseholdEnv.episodes("unseen", count=5, seed=1)}
+    env = HouseholdEnv(split="train", difficulty="easy")
+    for row in rows:
+        _, info = env.reset(seed=row["seed"], options=row["options"])
+        assert (info["task"], info["task_type"]) == (row["prompt"], row["task_type"])
+    assert len(HouseholdEnv.episodes("seen", difficulty="tiny")) == 128
+    with pytest.raises(ValueError, match="count=0"):
+        HouseholdEnv.episodes("train", count=0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,9 @@ from verl_entropy.envs.household_world import (
 __all__ = ["DIFFICULTIES", "SPLITS", "TASK_TYPES", "HouseholdEnv", "HouseholdExpert", "household_vocabulary"]
 
 WIN_REWARD = 10.0  # what ALFWorld's users train on: 10 for a solved task, 0 for everything else
+DEFAULT_EPISODES = {"train": 1024, "seen": 128, "unseen": 128}
+"""Episodes of a data set that does not say how many; there are far more."""
+SEEDS_PER_SET = 1_000_000
 FAILED = "That does not work."
 _PHRASES = f"{FAILED} You are in at see. On it: In nothing. It is closed. Doors: hold look go to open close take from move with use on places"
 
@@ -47,6 +51,8 @@ class HouseholdEnv:
     `reset(seed=...)` chooses the task: the same seed gives the same episode, so the members of a group are equal.
     Splits: `train`; `seen` (train's layouts, episodes never in train); `unseen` (layouts never in train).
     """
+
+    SPLITS = SPLITS
 
     def __init__(
         self,
@@ -69,6 +75,32 @@ class HouseholdEnv:
         self.max_turns = max_turns or DIFFICULTIES[difficulty].max_turns
         self._seeds = random.Random()
         self._episode: Episode | None = None
+
+    @classmethod
+    def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
+        """Rows of a data set: `count` episodes of a split (None: 1,024 of train, 128 of another); `seed` chooses others."""
+        env = cls(split=split, **kwargs)
+        count = DEFAULT_EPISODES[split] if count is None else count
+        if not 1 <= count <= SEEDS_PER_SET or seed < 0:
+            raise ValueError(f"count={count!r}, seed={seed!r}: choose a count from 1 to {SEEDS_PER_SET} and a seed of 0 or more")
+        rows = []
+        for number in range(seed * SEEDS_PER_SET, seed * SEEDS_PER_SET + count):
+            options = {"split": split}
+            info = env.reset(number, options)[1]
+            rows.append({"seed": number, "options": options, "task_type": info["task_type"], "prompt": info["task"]})
+        return rows
+
+    def expert_actions(self) -> list[str] | None:
+        """What `HouseholdExpert` does from here to the goal, on a copy; None if the turns left are too few."""
+        if self._episode is None or self._done:
+            return None
+        twin, expert, actions = copy.deepcopy(self), HouseholdExpert(self._task()), []
+        observation, done = twin._describe(), False
+        while not done:
+            actions.append(expert.act(observation, list(twin._actions)))
+            observation, _, terminated, truncated, _ = twin.step(actions[-1])
+            done = terminated or truncated
+        return actions if terminated else None
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the episode of `seed` (None: the next of this environment's own sequence).
