@@ -14,7 +14,7 @@ if [ ! -e "$venv/.installed" ] || [ "$root/setup.py" -nt "$venv/.installed" ]; t
   echo "installing into $venv (torch for the CPU, verl, this package; about 2 GB)"
   [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root[cpu]"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${root}[cpu]"
   touch "$venv/.installed"
 fi
 exec "$venv/bin/python" -m verl_entropy.quickstart "$@"

@@ -8,7 +8,7 @@ import re
 import statistics
 from pathlib import Path
 
-from verl_entropy import cli
+from verl_entropy.commands import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "examples" / "results"
@@ -56,7 +56,7 @@ def benchmark_table() -> str:
 def render(text: str) -> str:
     """``text`` with its generated parts renewed."""
     results = "\n\n".join([quickstart_table(), benchmark_table(), gpu_line()])
-    parts = {"table: verl-entropy table": ("table", cli.table()), "results": ("results", results)}
+    parts = {"table: verl-entropy table": ("table", table.algorithms()), "results": ("results", results)}
     for start, (end, body) in parts.items():
         pattern = re.compile(rf"(<!-- {re.escape(start)} -->\n).*?(<!-- end of {end} -->)", re.S)
         text = pattern.sub(lambda m, body=body: m.group(1) + body + "\n" + m.group(2), text)

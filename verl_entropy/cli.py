@@ -1,159 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``verl-entropy`` command."""
+"""The ``verl-entropy`` command: a table of commands, of which only the one that is asked for is imported.
+
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> int``. Bad input raises ValueError (ConfigError,
+RunFileError) or OSError with a message for the user; it is printed here in one line, and the exit code is 2.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import os
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
 
-from verl_entropy import __version__, compat, presets, registry
+from verl_entropy import __version__
 
-
-def _list(_: argparse.Namespace) -> int:
-    print(f"verl-entropy {__version__}\n")
-    for kind in registry.KINDS:
-        entries = [a for a in registry.ALGORITHMS if a.kind == kind]
-        if not entries:
-            continue
-        print({"loss": "policy losses", "clip": "clip controllers"}.get(kind, f"{kind}s"))
-        for a in entries:
-            print(f"  {a.name:<18}{a.summary}")
-            print(f"  {'':<18}{a.key}   settings: {a.path}.*   [{a.source}]")
-        print()
-    print("presets: " + ", ".join(f"+entropy={name}" for name in presets.preset_names()))
-    print("several: +entropy=[gigpo,aem,seal]")
-    return 0
+OK, FOUND, BAD_INPUT = 0, 1, 2
+"""Exit codes of every command: done; done, and it found what ``Command.found`` says; wrong input or something missing."""
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+WIDTH = 80
 
 
-def _explain(args: argparse.Namespace) -> int:
-    entries = [a for a in registry.ALGORITHMS if a.name == args.name]
-    if not entries:
-        known = ", ".join(a.name for a in registry.ALGORITHMS)
-        print(f"no algorithm {args.name!r}. Known: {known}.", file=sys.stderr)
-        return 2
-    for a in entries:
-        print(f"{a.name} ({a.kind}): {a.summary}")
-        for label, text in (("source", a.source), ("when", a.when), ("cost", a.cost), ("key", a.key)):
-            print(f"  {label:<8}{text}")
-        for field in a.settings.__dataclass_fields__.values():
-            print(f"  {a.path}.{field.name} = {getattr(a.settings(), field.name)}\n      {field.metadata['doc']}")
-    return 0
+@dataclass(frozen=True)
+class Command:
+    """One command."""
+
+    name: str
+    help: str
+    found: str = ""
+    """What exit code 1 means; empty: never returned."""
+
+    @property
+    def module(self) -> str:
+        return "verl_entropy.commands." + self.name.replace("-", "_")
+
+    def load(self) -> ModuleType:
+        """Import the command."""
+        return importlib.import_module(self.module)
 
 
-def table() -> str:
-    """The README's table of algorithms, from the registry."""
-    lines = ["| algorithm | kind | what it does | when to use it | cost | key | source |", "|---|---|---|---|---|---|---|"]
-    for kind in registry.KINDS:
-        for a in registry.ALGORITHMS:
-            if a.kind == kind:
-                cells = (f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source)
-                lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+COMMANDS: tuple[Command, ...] = (
+    Command("list", "algorithms and presets, with the key that selects each"),
+    Command("explain", "one algorithm: equation, source, when to use it, cost, settings, what it combines with"),
+    Command("glossary", "every metric that a run logs: formula, unit, source"),
+    Command("doctor", "check the installation, the plugin in a Ray worker, and a configuration", "a check failed"),
+    Command(
+        "validate",
+        "compose verl's configuration, check it, print the plan and the memory it needs",
+        "verl itself would stop the run; with --strict also a warning",
+    ),
+    Command("data", "make the data files of an environment"),
+    Command("evaluate", "success of a checkpoint on an environment's tasks"),
+    Command("report", "one HTML page with figures on one or more runs"),
+    Command("diff", "configuration and metric differences of two runs", "the runs differ"),
+    Command("advise", "symptoms of a run and the methods meant for them", "there are symptoms"),
+    Command("judge", "rate how degenerate sampled texts are, with a language model", "some could not be judged"),
+    Command("strip-head", "copy a checkpoint without the SEAL head, for stock verl"),
+    Command("table", "the README's tables, in Markdown"),
+)
 
 
-def _table(_: argparse.Namespace) -> int:
-    print(table())
-    return 0
+def exit_codes(command: Command) -> str:
+    """The exit codes of a command, in one line."""
+    found = f"{FOUND} {command.found}; " if command.found else ""
+    return f"exit codes: {OK} done; {found}{BAD_INPUT} wrong input or something is missing"
 
 
-def _doctor(_: argparse.Namespace) -> int:
-    """What is installed and whether the plugin can work with it; 1 if it cannot."""
-    print(f"verl-entropy {__version__}, verl {compat.verl_version()}, python {sys.version.split()[0]}")
-    reason = compat.unsupported_reason()
-    if reason is not None:
-        print(f"FAIL  {reason}")
-        return 1
-    print(f"ok    verl version (supported: {', '.join(compat.SUPPORTED)})")
-    missing = compat.missing_symbols()
-    number = sum(map(len, compat.SYMBOLS.values()))
-    print(f"FAIL  missing in verl: {'; '.join(missing)}" if missing else f"ok    {number} symbols of verl")
-    import importlib.metadata
-
-    points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
-    found = "verl_entropy" in points
-    print(f"{'ok   ' if found else 'FAIL '} entry point verl.plugins: {', '.join(points) or 'none'}")
-    return 0 if found and not missing else 1
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=WIDTH)
 
 
-def _strip(args: argparse.Namespace) -> int:
-    from verl_entropy.checkpoint import CheckpointError, strip_head
-
-    try:
-        count = strip_head(args.source, args.target)
-    except CheckpointError as error:
-        print(f"verl-entropy strip-head: {error}", file=sys.stderr)
-        return 2
-    print(f"removed {count} tensors of the SEAL head; stock verl can load {args.target}")
-    return 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    from verl_entropy.report import build_report
-
-    print(build_report(args.runs, args.out).render())
-    return 0
-
-
-def _show(result, as_json: bool) -> int:
-    print(json.dumps(result.as_dict(), indent=1) if as_json else result.render())
-    return 0
-
-
-def _diff(args: argparse.Namespace) -> int:
-    from verl_entropy.report import diff
-
-    return _show(diff(args.a, args.b, rtol=args.rtol, atol=args.atol), args.json)
-
-
-def _advise(args: argparse.Namespace) -> int:
-    from verl_entropy.report import advise
-
-    return _show(advise(args.run_path), args.json)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    root = argparse.ArgumentParser(prog="verl-entropy", description="Entropy control for verl.")
-    root.add_argument("--version", action="version", version=__version__)
-    commands = root.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="what is registered, with keys and sources").set_defaults(run=_list)
-    commands.add_parser("table", help="the README's table of algorithms").set_defaults(run=_table)
-    explain = commands.add_parser("explain", help="one algorithm and its settings")
-    explain.add_argument("name")
-    explain.set_defaults(run=_explain)
-    commands.add_parser("doctor", help="check the installation against the installed verl").set_defaults(run=_doctor)
-    strip = commands.add_parser("strip-head", help="copy a checkpoint without the SEAL head, for stock verl")
-    strip.add_argument("source", help="global_step_<n> folder")
-    strip.add_argument("target", help="new folder")
-    strip.set_defaults(run=_strip)
-    report = commands.add_parser("report", help="one HTML page with figures on one or more runs")
-    report.add_argument("runs", nargs="+", help="verl's file-logger .jsonl, or a run folder")
-    report.add_argument("--out", default="report.html", help="the page; figures are put beside it")
-    report.set_defaults(run=_report)
-    diff = commands.add_parser("diff", help="where two runs part")
-    diff.add_argument("a")
-    diff.add_argument("b")
-    diff.add_argument("--rtol", type=float, default=0.0)
-    diff.add_argument("--atol", type=float, default=0.0)
-    diff.add_argument("--json", action="store_true")
-    diff.set_defaults(run=_diff)
-    advise = commands.add_parser("advise", help="symptoms of a run, and methods meant for them")
-    advise.add_argument("run_path", metavar="run")
-    advise.add_argument("--json", action="store_true")
-    advise.set_defaults(run=_advise)
+def parser(name: str | None = None) -> argparse.ArgumentParser:
+    """The command line; with the arguments of command ``name`` only, the others being names with a line of help."""
+    root = argparse.ArgumentParser(
+        prog="verl-entropy",
+        description="Entropy control for reinforcement learning of LLM agents with verl.",
+        epilog=textwrap.fill(
+            "exit codes: 0 done; 1 done, and the command found what it looks for (see its --help); 2 wrong input or "
+            "something is missing, with the fix in one line on stderr.",
+            WIDTH,
+        ),
+        formatter_class=_Formatter,
+    )
+    root.add_argument("--version", action="version", version=f"verl-entropy {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=textwrap.fill(command.help[0].upper() + command.help[1:] + ".", WIDTH),
+            epilog=textwrap.fill(exit_codes(command), WIDTH),
+            formatter_class=_Formatter,
+        )
+        if command.name == name:
+            module = command.load()
+            module.add_arguments(sub)
+            sub.description = "\n\n".join(textwrap.fill(part, WIDTH) for part in (sub.description or "").split("\n\n"))
+            sub.set_defaults(run=module.run)
     return root
 
 
+def _name(argv: Sequence[str]) -> str | None:
+    """The command in ``argv``: its first word, for the root has no option with a value."""
+    names = {command.name for command in COMMANDS}
+    first = next((word for word in argv if not word.startswith("-")), None)
+    return first if first in names else None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _missing(error: ImportError) -> str:
+    """What to install for a module that is not there."""
+    top = (error.name or "").split(".")[0]
+    extra = {"matplotlib": "report", "pyarrow": "report"}.get(top, "cpu")
+    what = f"pip install 'verl-entropy[{extra}]'" + ("" if extra == "report" else " (or [vllm] on a GPU host)")
+    return f"this command needs {top or 'a module'}, which cannot be imported ({_one_line(error)}). Fix: {what}."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    args = parser().parse_args(argv)
+    """Entry point; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = _name(argv)
     try:
+        args = parser(name).parse_args(argv)
         return args.run(args)
-    except ValueError as error:  # ConfigError, RunFileError: the message says what to do
-        print(f"verl-entropy: {error}", file=sys.stderr)
-        return 2
+    except ImportError as error:
+        message = _missing(error)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader (head, less) has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OK
+        message = _one_line(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print(f"verl-entropy {name}: {message}", file=sys.stderr)
+    return BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -14,6 +14,22 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def text(name: str) -> str:
+    """The preset's YAML, with the source of each value in its comments."""
+    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def summary(name: str) -> str:
+    """The comment that heads the preset's YAML, in one line."""
+    lines = text(name).splitlines()
+    heading = []
+    for line in lines[1:]:  # the first line is Hydra's package directive
+        if not line.startswith("#"):
+            break
+        heading.append(line.lstrip("# "))
+    return " ".join(heading)
+
+
 def ensure_search_path(_: ModuleType | None = None) -> None:
     """Register our SearchPathPlugin unless Hydra's own discovery found it."""
     from hydra.core.plugins import Plugins

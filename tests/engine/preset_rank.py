@@ -79,7 +79,7 @@ def advantages(config, engine, data, run):
     proto.batch["token_level_rewards"] = scores
     proto.non_tensor_batch["uid"] = np.array([k.split("_")[0] for k in keys()], dtype=object)
     call = trainer.Call(
-        trainer=SimpleNamespace(global_steps=2, total_training_steps=10),
+        trainer=SimpleNamespace(global_steps=2, total_training_steps=10, tokenizer=None),
         batch=SimpleNamespace(partition_id="train"),
         metrics={},
         run=run,

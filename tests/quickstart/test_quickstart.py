@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("transformers")
 from verl_entropy.agent.parsing import format_response, parse_response
 from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.data.expert_turns import prompt_builder
 from verl_entropy.envs.household import HouseholdEnv, HouseholdExpert
 from verl_entropy.quickstart import __main__ as quickstart
 from verl_entropy.quickstart import build, figure, warm_start
@@ -21,7 +22,7 @@ def tokenizer():
 @pytest.mark.parametrize("split", ["train", "seen", "unseen"])
 def test_the_tokenizer_knows_every_word_and_prompts_fit(tokenizer, split):
     """Expert and random play: no unknown token, no prompt or response over the limits that the trainer gets."""
-    rng, prompts = random.Random(0), build.prompt_builder()
+    rng, prompts = random.Random(0), prompt_builder(build.agent_settings())
     env = HouseholdEnv(**{**build.ENV, "split": split}, task_types=build.TASK_TYPES, max_turns=build.MAX_TURNS)
     for seed in range(60):
         observation, info = env.reset(seed=seed)
@@ -48,7 +49,8 @@ def test_the_agent_loop_builds_the_prompts_of_the_warm_start():
 
     dotted = OmegaConf.from_dotlist([f"{k}={v}" for k, v in given.items()])
     settings = AgentSettings.from_mappings(OmegaConf.to_container(dotted))
-    assert (settings.history_length, settings.show_admissible, settings.prompt_template) == (build.HISTORY, False, "brief")
+    assert (settings.history_length, settings.show_admissible, settings.prompt_template) == (3, False, "brief")
+    assert settings == build.agent_settings()
     assert settings.max_turns == build.MAX_TURNS and tuple(settings.kwargs["task_types"]) == build.TASK_TYPES
 
 

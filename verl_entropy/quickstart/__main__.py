@@ -19,12 +19,18 @@ from pathlib import Path
 
 from verl_entropy import presets
 from verl_entropy.cpu.launch import cpu_env, cpu_overrides
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart import build
+from verl_entropy.runfile import STEPS
 
 PROMPTS, ROLLOUTS = 8, 8
 MINI_BATCH_PROMPTS = 8
 """verl counts a mini-batch in prompts x rollouts rows; a row is a turn here, so a step has several updates of 64 turns."""
 SAVE_EVERY = 10
+COSTLY_EVERY = 5
+"""Steps between two samples of trajectories: a run is short, and the default of 10 would show two."""
+RUN_FILE = "run"
+"""Folder of the run file, in the run's."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -122,22 +128,17 @@ def overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
         "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
         "algorithm.use_kl_in_reward=False",
+        f"++{DIAGNOSTICS}.run_file.folder={run / RUN_FILE}",
+        f"++{DIAGNOSTICS}.run_file.samples_every={COSTLY_EVERY}",
+        f"++{DIAGNOSTICS}.costly_every={COSTLY_EVERY}",
         *args.overrides,
     ]
 
 
 def environment_overrides() -> list[str]:
     """The household world with the prompts of the warm start."""
-    settings = {
-        "name": "household",
-        "kwargs.difficulty": build.ENV["difficulty"],
-        "kwargs.list_places": build.ENV["list_places"],
-        "kwargs.task_types": f"[{','.join(build.TASK_TYPES)}]",
-        "max_turns": build.MAX_TURNS,
-        "history_length": build.HISTORY,
-        "show_admissible": False,
-        "prompt_template": "brief",
-    }
+    settings = {k: v for k, v in build.AGENT.items() if k != "kwargs"}
+    settings |= {f"kwargs.{k}": f"[{','.join(v)}]" if isinstance(v, list) else v for k, v in build.AGENT["kwargs"].items()}
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env"
     return [loop, *(f"+data.env.{key}={value}" for key, value in settings.items())]
 
@@ -236,7 +237,18 @@ def main(argv: list[str] | None = None) -> int:
     for split, what in (("seen", "known houses, new tasks"), ("unseen", "unknown houses")):
         print(f"  {split:<7}{result[split + '_before']:6.1%} -> {result[split + '_after']:6.1%}   {what}")
     print(f"figure: {figure}\nnumbers: {run / 'summary.json'}, metrics of every step: {run}/metrics-*.jsonl")
+    _report(run)
     return 0
+
+
+def _report(run: Path) -> None:
+    """The page that ``verl-entropy report`` makes of the run file."""
+    if not (run / RUN_FILE / STEPS).is_file():
+        print(f"no report: {run / RUN_FILE} has no run file (diagnostics switched off, or a run of an earlier version)")
+        return
+    from verl_entropy.report import build_report
+
+    print(build_report([run / RUN_FILE], run / "report.html").render())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_entropy.agent.prompts import PromptBuilder
+from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.data.source import FIRST_HELD_OUT, SEEDS_PER_RUN, Task, rl_rows
+from verl_entropy.data.write import write_parquet
 from verl_entropy.envs.household import household_vocabulary
 
 ENV = {"split": "train", "difficulty": "tiny", "list_places": False}
@@ -17,13 +19,17 @@ TASK_TYPES = (
     "pick_cool_then_place_in_recep",
 )
 MAX_TURNS = 8
-HISTORY = 3
+AGENT = {
+    "name": "household",
+    "kwargs": {"difficulty": ENV["difficulty"], "list_places": ENV["list_places"], "task_types": list(TASK_TYPES)},
+    "max_turns": MAX_TURNS,
+    "history_length": 3,
+    "show_admissible": False,
+    "prompt_template": "brief",
+}
 MAX_PROMPT, MAX_RESPONSE = 96, 20
 HELD_OUT = 128
 """Episodes of each held-out split."""
-FIRST_HELD_OUT = 1_000_000
-"""Seeds below are for training, the warm start's are far above: no episode is shared."""
-
 SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<action>", "</action>")
 # The brief prompt template's own words, the expert's sub-goals, roles and punctuation.
 OTHER = (
@@ -36,9 +42,9 @@ TEMPLATE = (
 )
 
 
-def prompt_builder() -> PromptBuilder:
-    """The prompts of warm start and training; the same settings go to the agent loop as ``data.env.*``."""
-    return PromptBuilder(history_length=HISTORY, show_admissible=False, template="brief", action_format="text")
+def agent_settings() -> AgentSettings:
+    """The agent loop's settings, ``data.env.*``, for warm start and training alike."""
+    return AgentSettings.from_mappings(AGENT)
 
 
 def build_tokenizer():
@@ -80,24 +86,8 @@ def build_model(vocabulary: int, seed: int):
         )
 
 
-def row(index: int, seed: int, split: str) -> dict:
-    """A row of verl's data set: one task, chosen by its seed."""
-    return {
-        "data_source": f"household/{split}",
-        "prompt": [{"role": "user", "content": "household"}],
-        "ability": "agent",
-        "reward_model": {"style": "rule", "ground_truth": ""},
-        "extra_info": {"index": index, "seed": seed, "options": {"split": split}},
-        "agent_name": "stepwise_env",
-    }
-
-
 def write_data(folder: Path, seed: int, tasks: int) -> None:
     """train.parquet with ``tasks`` tasks, and seen.parquet and unseen.parquet with the held-out ones."""
-    import pandas as pd
-
-    first = seed * 100_000
-    pd.DataFrame([row(i, first + i, "train") for i in range(tasks)]).to_parquet(folder / "train.parquet")
-    for split in ("seen", "unseen"):
-        rows = [row(i, FIRST_HELD_OUT + i, split) for i in range(HELD_OUT)]
-        pd.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
+    for split, first, count in (("train", seed * SEEDS_PER_RUN, tasks), *((s, FIRST_HELD_OUT, HELD_OUT) for s in ("seen", "unseen"))):
+        found = [Task(first + i, {"split": split}) for i in range(count)]
+        write_parquet(rl_rows(found, "household", split), folder / f"{split}.parquet")

@@ -11,15 +11,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from verl_entropy.agent.parsing import format_response
-from verl_entropy.envs.household import HouseholdEnv, HouseholdExpert
-from verl_entropy.quickstart.build import ENV, MAX_TURNS, TASK_TYPES, prompt_builder
+from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
+from verl_entropy.data.source import Task
+from verl_entropy.quickstart import build
 
 EPISODES = 2500
 FIRST_SEED = 10_000_000
 NOISE_LABEL, NOISE_PLAY = 0.3, 0.1
-"""Share of turns whose *target* is a random action, and of the others whose *played* action is: the first leaves the policy
-something to unlearn, the second shows it how to recover."""
+"""The first leaves the policy something to unlearn, the second shows it how to recover (`Noise`)."""
 STEPS, BATCH, LEARNING_RATE, WARMUP = 400, 64, 3e-3, 20
 
 Row = tuple[list[int], list[int]]
@@ -27,26 +26,11 @@ Row = tuple[list[int], list[int]]
 
 def expert_rows(tokenizer, seed: int, episodes: int = EPISODES) -> list[Row]:
     """(prompt ids, response ids) of every turn, with the prompts that the agent loop builds."""
-    rng, prompts, rows = random.Random(seed), prompt_builder(), []
-    env = HouseholdEnv(**ENV, task_types=TASK_TYPES, max_turns=MAX_TURNS)
-    for episode in range(episodes):
-        observation, info = env.reset(seed=FIRST_SEED + seed * episodes + episode)
-        expert, history, done = HouseholdExpert(info["task"]), [], False
-        while not done:
-            admissible = info["admissible_actions"]
-            target = expert.act(observation, admissible)
-            if rng.random() < NOISE_LABEL:
-                played = target = rng.choice(admissible)
-            else:
-                played = rng.choice(admissible) if rng.random() < NOISE_PLAY else target
-            messages = prompts.messages(info["task"], observation, history, admissible, len(history) + 1)
-            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-            response = tokenizer.encode(format_response(target, expert.thought), add_special_tokens=False)
-            rows.append((list(prompt), [*response, tokenizer.eos_token_id]))
-            history.append((observation, played))
-            observation, _, terminated, truncated, info = env.step(played)
-            done = terminated or truncated
-    return rows
+    writer = TurnWriter(build.agent_settings(), tokenizer, build.MAX_PROMPT, build.MAX_RESPONSE)
+    first = FIRST_SEED + seed * episodes
+    tasks = [Task(first + i, {"split": "train"}) for i in range(episodes)]
+    rows, _ = collect(writer, tasks, noise=Noise(NOISE_LABEL, NOISE_PLAY), seed=seed)
+    return [(row["prompt_ids"], row["response_ids"]) for row in rows]
 
 
 def _batches(rows: list[Row], rng: random.Random) -> Iterator[list[Row]]:

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before a launch: does the recipe compose and pass verl's and our checks, and is everything there that it needs?
+
+    python examples/check.py --recipes recipes [--dry-run] -- OVERRIDES...
+
+With --dry-run only the configuration is looked at. Exit status 2 and one line for each thing that is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl_entropy.config import ConfigError
+from verl_entropy.data import recipe
+
+
+def gpus(config) -> Iterator[str]:
+    """GPUs of this machine, or of the Ray cluster that the run will use."""
+    nodes, each = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if config.trainer.device != "cuda":
+        return
+    if nodes == 1 and not os.environ.get("RAY_ADDRESS"):
+        import torch
+
+        found = torch.cuda.device_count()
+        if found < each:
+            yield f"GPUs: {found} here, trainer.n_gpus_per_node={each}. Use a machine with {each}, or name fewer (at least 1)."
+        return
+    import ray
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        yield f"Ray: no cluster is running, and trainer.nnodes={nodes} needs one. `ray start --head` here, `ray start --address` elsewhere."
+        return
+    try:
+        ready = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= each]
+    finally:
+        ray.shutdown()
+    if len(ready) < nodes:
+        yield f"Ray: {len(ready)} nodes with {each} GPUs are up, trainer.nnodes={nodes}. Wait for the others, or set trainer.nnodes."
+
+
+def model(config) -> Iterator[str]:
+    """The model's folder, or its files in the hub's cache: nothing is downloaded unasked."""
+    path = config.actor_rollout_ref.model.path
+    if Path(path).expanduser().is_dir():
+        if not (Path(path).expanduser() / "config.json").is_file():
+            yield f"model: {path} has no config.json. Give a Hugging Face checkpoint with --model-path."
+        return
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        cached = None
+    if not isinstance(cached, str):
+        yield f"model: {path} is neither a folder nor in the cache. `hf download {path}` fetches it, or give --model-path FOLDER."
+
+
+def data(config, recipe_name: str) -> Iterator[str]:
+    """The files of `verl-entropy data`."""
+    env = config.data.env.name
+    for key in ("train_files", "val_files"):
+        files = config.data[key]
+        for file in [files] if isinstance(files, str) else files:
+            path = Path(file)
+            if not path.is_file():
+                how = f"verl-entropy data {env} --split {path.stem} --out {shlex.quote(str(path.parent))} --recipe {recipe_name}"
+                yield f"data.{key}: {file} is not there. `{how}` makes it."
+
+
+def environment(config) -> Iterator[str]:
+    """Build the environment and start one episode."""
+    from omegaconf import OmegaConf
+
+    from verl_entropy import envs
+
+    env = OmegaConf.to_container(config.data.env, resolve=True)
+    try:
+        built = envs.make(env["name"], **(env.get("kwargs") or {}))
+        try:
+            built.reset(seed=0)
+        finally:
+            built.close()
+    except Exception as error:  # whatever an optional package raises: it is the user's to read
+        yield f"environment {env['name']}: {type(error).__name__}: {error}"
+
+
+def folder(config) -> Iterator[str]:
+    """Where checkpoints go must be writable."""
+    path = Path(config.trainer.default_local_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        yield f"trainer.default_local_dir: {path} cannot be written ({error.strerror}). Choose another --out."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: everything is there."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recipes", required=True)
+    parser.add_argument("--dry-run", action="store_true", help="look at the configuration only")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args(argv)
+    try:
+        config = recipe.compose(args.overrides, args.recipes)
+        for line in recipe.validate(config):
+            print(f"[verl-entropy] {line}")
+    except ConfigError as error:
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+    print("configuration: composes, and passes the checks of verl and verl-entropy")
+    if config.data.warm_start == "expert":
+        print("warm start: this model needs one before RL; recipes/warm_start/README.md has the two commands")
+    if args.dry_run:
+        return 0
+    experiment = next((o.lstrip("+") for o in args.overrides if o.startswith("+")), "")
+    checks = (gpus, model, functools.partial(data, recipe_name=experiment), environment, folder)
+    missing = [line for check in checks for line in check(config)]
+    for line in missing:
+        print(f"check: {line}", file=sys.stderr)
+    return 2 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

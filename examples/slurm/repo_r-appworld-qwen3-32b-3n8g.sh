@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# REPO_R on AppWorld, Qwen3-32B: the paper's three nodes of 8 H100.
+# sbatch examples/slurm/repo_r-appworld-qwen3-32b-3n8g.sh [OPTIONS], from the checkout's folder; add your --partition, --account and --time.
+#SBATCH --job-name=repo_r-appworld-qwen3-32b-3n8g
+#SBATCH --nodes=3
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+set -euo pipefail
+exec bash "${SLURM_SUBMIT_DIR:-$(dirname "$0")/../..}/examples/slurm/on_nodes.sh" repo_r-appworld-qwen3-32b-3n8g.sh "$@"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``doctor``: what it finds in an installation, and in a worker of a real Ray."""
+
+import json
+
+import pytest
+
+from verl_entropy import cli, compat, fingerprint, matrix
+
+pytest.importorskip("verl")
+
+
+def run(capsys, *argv):
+    capsys.readouterr()
+    code = cli.main(["doctor", *argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def statuses(out):
+    return {(c["section"], c["name"]): c["status"] for c in json.loads(out)["checks"]}
+
+
+def test_it_is_content_here_and_reads_well(capsys):
+    code, out, _ = run(capsys, "--no-ray")
+    assert code == 0, out
+    assert "FAIL" not in out and "entry point" in out and max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("0.9.1", "ok"), ("0.9.1+cpu", "ok"), ("0.9.7", "ok"), ("1.0.0", "warn"), ("0.10.0", "warn"), (None, "fail")],
+)
+def test_versions_against_the_matrix(version, status):
+    component = matrix.Component("verl", "verl", ("0.9.1",), True)
+    assert matrix.compare(component, version).status == status
+
+
+def test_the_matrix_holds_what_the_tests_run_with_here():
+    assert {v.name: v.status for v in matrix.versions()}["verl"] in ("ok", "warn")
+    assert all(v.status != "fail" for v in matrix.versions())
+
+
+def test_every_wrapped_function_of_a_tested_version_has_a_fingerprint():
+    table = fingerprint.tested()
+    if compat.verl_version() not in table:
+        pytest.skip("another version of verl")
+    assert fingerprint.installed() == table[compat.verl_version()], "run python -m verl_entropy.fingerprint, and commit it"
+
+
+def test_a_local_patch_of_verl_is_seen(capsys, monkeypatch):
+    original = compat._source
+
+    def patched(module):
+        text = original(module)
+        return text.replace("def validate_config(", "def validate_config(  # mine", 1) if module == "verl.utils.config" else text
+
+    monkeypatch.setattr(compat, "_source", patched)
+    assert fingerprint.changed(fingerprint.installed()) == ["verl.utils.config.validate_config"]
+    code, out, _ = run(capsys, "--no-ray", "--json")
+    assert code == 0 and statuses(out)[("plugin", "source of verl")] == "warn"
+
+
+def test_a_name_that_somebody_else_registered_fails(capsys, monkeypatch):
+    from verl.trainer.ppo import core_algos
+
+    def foreign():
+        raise NotImplementedError
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "steer", foreign)
+    code, out, _ = run(capsys, "--no-ray", "--json")
+    assert code == 1 and statuses(out)[("registries", "loss steer")] == "fail"
+    assert "foreign" in out
+
+
+@pytest.mark.parametrize(("name", "value"), [("VERL_USE_EXTERNAL_PLUGINS", "none"), ("VERL_ENGINE_VENDOR", "other")])
+def test_an_environment_that_turns_it_off_fails(capsys, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    code, out, _ = run(capsys, "--no-ray")
+    assert code == 1 and f"{name}={value}" in out
+
+
+def test_a_verl_that_lacks_a_symbol_fails_before_anything_is_imported(capsys, monkeypatch):
+    monkeypatch.setattr(compat, "missing_symbols", lambda modules=None: ["verl.nothing"])
+    code, out, _ = run(capsys, "--json", "--config", "gigpo")
+    found = statuses(out)
+    assert code == 1 and found[("plugin", "symbols of verl")] == "fail"
+    assert found[("registries", "names")] == found[("configuration", "run")] == "skip"
+
+
+def test_a_configuration_is_shown_with_its_risks(capsys):
+    words = ["gigpo,aem", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.model.use_fused_kernels=True"]
+    code, out, _ = run(capsys, "--no-ray", "--config", *words)
+    assert code == 1 and "aem (the paper's settings)" in out and "bf16" in out  # verl: no micro-batch size
+    code, out, _ = run(capsys, "--no-ray", "--json", "--config", "gigpo", "actor_rollout_ref.rollout.n=1")
+    assert code == 1 and statuses(out)[("configuration", "verl-entropy")] == "fail" and "rollout.n=8" in out
+    code, _, err = run(capsys, "--no-ray", "--config", "gigppo")
+    assert code == 2 and "Did you mean gigpo?" in err
+
+
+@pytest.mark.real
+def test_the_plugin_is_active_in_a_ray_worker():
+    from verl_entropy import seams
+
+    found = seams.ray_worker()
+    assert found["active"] and found["pid"] != found["driver_pid"], found
+    assert len(found["seams"]) == len(seams.SEAMS) and all(found["seams"].values())
+
+
+@pytest.mark.real
+def test_without_the_plugin_the_worker_says_so(monkeypatch):
+    from verl_entropy import seams
+
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    found = seams.ray_worker()
+    assert not found["active"]
+
+
+def test_a_ray_that_does_not_answer_is_ended(monkeypatch):
+    from verl_entropy import seams
+
+    found = seams.ray_worker(limit_s=0.2)
+    assert not found["active"] and "0 s" in found["error"]

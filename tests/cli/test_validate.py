@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``validate``: composes as main_ppo does, runs the driver's checks, and refuses bad input in one line with the fix."""
+
+import json
+
+import pytest
+
+from verl_entropy import cli, compose
+from verl_entropy.config import ConfigError
+
+pytest.importorskip("verl")
+
+ROLLOUTS = "actor_rollout_ref.rollout.n=8"
+SIZES = [
+    ROLLOUTS,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+]
+MODEL = ["--vocab", "1000", "--hidden", "64"]
+
+
+def run(capsys, *argv):
+    capsys.readouterr()
+    code = cli.main(["validate", *argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_a_sound_run_is_accepted_with_its_plan_and_memory(capsys):
+    code, out, _ = run(capsys, "+entropy=[gigpo,aem,seal,epo]", "algorithm.entropy.aem.temperature=0.5", *SIZES, *MODEL)
+    assert code == 0, out
+    assert max(map(len, out.splitlines())) <= 80
+    for text in ("gigpo, verl-entropy's", "aem (temperature 0.5)", "seal, alpha 0.02", "0.001 per nat", "in nats", "SEAL head"):
+        assert text in out
+    import ray
+
+    assert not ray.is_initialized()
+
+
+def test_json_has_the_same(capsys):
+    code, out, _ = run(capsys, "gigpo,aem", *SIZES, *MODEL, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["verl"] is None
+    assert found["plan"]["base"] == {"name": "gigpo", "from": "verl-entropy"}
+    assert [t["name"] for t in found["plan"]["transforms"]] == ["aem"]
+    assert found["memory"]["update"]["tokens"] == 2 * (512 + 512)
+    assert found["memory"]["update"]["paths"].keys() >= {"chunked", "compiled", "eager"}
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["actor_rollout_ref.actor.entropy_coeff=0.01"], 0.01),
+        (["epo"], 0.001),
+        (["entropy_bonus", "actor_rollout_ref.actor.policy_loss.entropy_bonus.coef=0.02"], 0.02),
+        (["siren"], 0.0),
+    ],
+)
+def test_effective_entropy_coeff_is_that_of_whoever_owns_the_term(capsys, words, value):
+    found = json.loads(run(capsys, *words, *SIZES, "--json")[1])
+    assert found["plan"]["entropy_coeff"]["value"] == value
+
+
+def test_verls_own_refusal_is_reported(capsys):
+    code, out, _ = run(capsys, "gigpo", ROLLOUTS)  # no micro-batch size
+    assert code == 1 and "verl would stop the run" in out and "ppo_micro_batch_size" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["actor_rollout_ref.rollout.top_p=0.9"], "cut distribution"),
+        (["actor_rollout_ref.model.use_fused_kernels=True"], "bf16"),
+        (["repo_r", "actor_rollout_ref.actor.entropy_coeff=0.01"], "pushes beside repo_r"),
+        (["actor_rollout_ref.rollout.dtype=float16"], "not the one that is trained"),
+        (["epo", "+algorithm.entropy.log_probs=verl", "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False"], "8 bytes"),
+        (["+algorithm.entropy.aem.temperature=0.5"], "does nothing"),
+    ],
+)
+def test_a_risk_is_a_warning_and_fails_with_strict(capsys, words, says):
+    argv = ["gigpo", *words, *SIZES]
+    code, out, _ = run(capsys, *argv, "--strict")
+    assert code == 1 and says in " ".join(out.split())
+    assert "FAIL" not in out  # without --strict nothing stops it
+
+
+def test_a_warning_alone_is_no_failure(capsys):
+    code, out, _ = run(capsys, "gigpo", "actor_rollout_ref.rollout.top_p=0.9", *SIZES)
+    assert code == 0 and "warn" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["gigpo", "actor_rollout_ref.rollout.n=1"], "rollout.n=8"),
+        (["aem", ROLLOUTS, "algorithm.entropy.aem.temperature=-1"], "must be >= 0"),
+        (["gigpo,loop", ROLLOUTS], "both set the estimator"),
+        (["algorithm.adv_estimator=nope"], "not registered"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=nope"], "not registered"),
+        (["seal", "actor_rollout_ref.model.use_fused_kernels=True"], "use_fused_kernels=False"),
+        (["+data.env.name=no_such.module:Env"], "data.env.name"),
+    ],
+)
+def test_refused_by_the_drivers_checks_in_one_line(capsys, words, says):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and says in err and err.count("\n") == 1 and not out
+
+
+# ----------------------------------------------------------------------------- composition, without torch
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["gigppo"], "Did you mean gigpo?"),
+        (["nonsense!"], "neither an override"),
+        (["+entropy=nonesuch"], "entropy/nonesuch"),
+        (["actor_rollout_ref.actor.entropy_coef=1"], "Did you mean actor_rollout_ref.actor.entropy_coeff?"),
+        (["actor_rollout_ref.rollout.n=abc"], "actor_rollout_ref.rollout.n='abc': expected a number"),
+        (["trainer.use_v1=maybe"], "expected true or false"),
+        (["actor_rollout_ref.actor.policy_loss=null"], "needs this group"),
+        (["actor_rollout_ref.actor.policy_loss=3"], "expected a group"),
+        (["algorithm.adv_estimator=${nowhere}"], "algorithm.adv_estimator"),
+        (["+entropy=[gigpo"], "alternative"),
+        (["missing.yaml"], "no such file"),
+    ],
+)
+def test_bad_words_are_refused_with_the_fix(words, says):
+    with pytest.raises(ConfigError) as error:
+        compose.compose(words)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words here\n", "a: [1\n", "hydra: 3\na: 1\n", "entropy: [nope]\n"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        compose.compose([], str(file))
+
+
+PLAIN = """
+entropy: [gigpo, aem]
+data: {train_batch_size: 16}
+actor_rollout_ref:
+  actor: {optim: {lr: 1e-6}}
+"""
+HYDRA = """
+defaults: [ppo_trainer, {entropy: [gigpo, aem]}, _self_]
+data: {train_batch_size: 16}
+actor_rollout_ref:
+  actor: {optim: {lr: 1e-6}}
+"""
+
+
+def test_a_recipe_that_is_an_option_of_a_group_finds_its_parts(tmp_path):
+    (tmp_path / "aem" / "alfworld").mkdir(parents=True)
+    (tmp_path / "parts").mkdir()
+    head = "# @package _global_\n"
+    (tmp_path / "parts" / "common.yaml").write_text(head + "data: {train_batch_size: 16}\n")
+    file = tmp_path / "aem" / "alfworld" / "grpo.yaml"
+    file.write_text(head + "defaults:\n  - /parts/common\n  - /entropy: [aem]\n  - _self_\ndata: {seed: 7}\n")
+    (file.parent / "dapo.yaml").write_text(head + "defaults: [grpo, _self_]\ndata: {seed: 8}\n")
+    for name, seed in (("grpo", 7), ("dapo", 8)):
+        config = compose.compose(["data.train_batch_size=32"], str(file.parent / f"{name}.yaml"))
+        assert (config.data.train_batch_size, config.data.seed) == (32, seed)
+        assert "aem" in config.algorithm.entropy
+
+
+@pytest.mark.parametrize("text", [PLAIN, HYDRA], ids=["plain", "hydra"])
+def test_a_recipe_is_composed_over_verls_defaults_and_words_come_last(tmp_path, text):
+    file = tmp_path / "it's a recipe.yaml"
+    file.write_text(text)
+    config = compose.compose(["data.train_batch_size=32"], str(file))
+    assert (config.data.train_batch_size, config.algorithm.adv_estimator) == (32, "gigpo")
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-6 and config.algorithm.entropy.aem.temperature == 1.0
+    assert compose.compose([str(file)]).data.train_batch_size == 16

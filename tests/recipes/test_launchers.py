@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers of examples/: what their name says is what they start; they show, check and refuse without a GPU."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = EXAMPLES.parent / "recipes"
+PLAIN = sorted(p for p in EXAMPLES.glob("*.sh") if re.search(r"-\d+n\d+g\.sh$", p.name))
+NAME = re.compile(r"(?P<method>[a-z_]+)-(?P<env>[a-z_]+)-(?P<model>.+)-(?P<nodes>\d+)n(?P<gpus>\d+)g")
+CALL = re.compile(r'launch\.sh" (\S+) (\S+) (\d+) (\d+)(.*) --name (\S+) "\$@"')
+
+
+def bash(*args, **env):
+    environment = {**os.environ, "PYTHON": sys.executable, **env}
+    return subprocess.run(["bash", *map(str, args)], capture_output=True, text=True, timeout=300, env=environment)
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda p: p.stem)
+def test_the_name_says_what_is_started(path):
+    said = NAME.fullmatch(path.stem)
+    recipe, model, nodes, gpus, more, name = CALL.search(path.read_text()).groups()
+    assert (said["model"], said["nodes"], said["gpus"]) == (model, nodes, gpus) and name == path.stem
+    paper, env = recipe.split("=")[0].split("/")
+    assert said["env"] == (more.partition("parts/env=")[2] or env)
+    method = said["method"]
+    assert method in (f"{paper}_{recipe.split('=')[1]}", recipe.split("=")[1])
+    assert (RECIPES / f"{recipe.replace('=', '/')}.yaml").is_file() and (RECIPES / f"parts/model/{model}.yaml").is_file()
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda p: p.stem)
+def test_slurm_asks_for_what_the_name_says(path):
+    text = (EXAMPLES / "slurm" / path.name).read_text()
+    said = NAME.fullmatch(path.stem)
+    assert f"#SBATCH --nodes={said['nodes']}\n" in text and f"#SBATCH --gpus-per-node={said['gpus']}\n" in text
+    assert f"on_nodes.sh\" {path.name} " in text
+
+
+def test_there_is_no_other_file():
+    """Slurm, KubeRay and SkyPilot files belong to a launcher each."""
+    names = {p.stem for p in PLAIN}
+    assert {p.stem for p in (EXAMPLES / "slurm").glob("*.sh")} == names | {"on_nodes"}
+    for folder in ("kuberay", "skypilot"):
+        assert {p.stem for p in (EXAMPLES / folder).iterdir()} <= names
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "kuberay").glob("*.yaml")), ids=lambda p: p.stem)
+def test_kuberay(path):
+    job, said = yaml.safe_load(path.read_text()), NAME.fullmatch(path.stem)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*)?", job["metadata"]["generateName"])
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [(1, cluster["headGroupSpec"])] + [(g["replicas"], g) for g in cluster.get("workerGroupSpecs", [])]
+    assert sum(n for n, _ in groups) == int(said["nodes"])
+    for _, group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == int(said["gpus"])
+        assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    assert f"examples/{path.stem}.sh --data " in job["spec"]["entrypoint"] and yaml.safe_load(job["spec"]["runtimeEnvYAML"])
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "skypilot").glob("*.yaml")), ids=lambda p: p.stem)
+def test_skypilot(path):
+    task, said = yaml.safe_load(path.read_text()), NAME.fullmatch(path.stem)
+    assert task["num_nodes"] == int(said["nodes"]) and task["resources"]["accelerators"].endswith(f":{said['gpus']}")
+    assert f"bash examples/{path.stem}.sh --data /shared/data --out /shared/runs" in task["run"]
+    assert bash("-n", "-c", task["run"]).returncode == 0 and bash("-n", "-c", task["setup"]).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None and not (Path(sys.executable).parent / "shellcheck").exists(), reason="no shellcheck")
+def test_shellcheck_is_clean():
+    program = shutil.which("shellcheck") or Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([program, *EXAMPLES.glob("*.sh"), *(EXAMPLES / "slurm").glob("*.sh")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_dry_run_through_slurm_shows_and_checks_the_command(tmp_path):
+    """The longest way: Slurm file, on_nodes.sh, launcher, launch.sh, check.py; no GPU, no Ray, nothing written."""
+    pytest.importorskip("verl")
+    name = "seal_grpo-webshop_like-qwen2.5-1.5b-1n2g"
+    options = ["--dry-run", "--data", tmp_path / "d a", "--out", tmp_path / "runs", "trainer.save_freq=7"]
+    done = bash(EXAMPLES / "slurm" / f"{name}.sh", *options)
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[0]
+    for part in ("-m verl.trainer.main_ppo", "+seal/webshop=grpo", "parts/env=webshop_like", "trainer.nnodes=1", "trainer.save_freq=7",
+                 f"trainer.default_local_dir={tmp_path}/runs/{name}/checkpoints"):  # fmt: skip
+        assert part in command
+    assert "head: seal, alpha 0.02" in done.stdout and "composes, and passes the checks" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "bash examples/launch.sh RECIPE MODEL"),
+        (["seal/alfworld=ppo", "qwen2.5-1.5b", "1", "2"], "no file recipes/seal/alfworld/ppo.yaml"),
+        (["seal/alfworld=grpo", "qwen9", "1", "2"], "no file recipes/parts/model/qwen9.yaml"),
+        (["seal/alfworld=grpo", "qwen2.5-1.5b", "1", "0"], "at least 1"),
+        (["seal/alfworld=grpo", "qwen2.5-1.5b", "1", "2", "--out"], "--out needs a value"),
+        (["seal/alfworld=grpo", "qwen2.5-1.5b", "1", "2", "--dryrun"], "no such option"),
+        (["seal/alfworld=grpo", "qwen2.5-1.5b", "1", "2", "--name", "a b"], "letters, digits"),
+    ],
+)
+def test_wrong_arguments_stop_at_once(args, says):
+    done = bash(EXAMPLES / "launch.sh", *args)
+    assert done.returncode == 2 and says in done.stderr
+
+
+def test_a_real_start_names_everything_that_is_missing(tmp_path, monkeypatch, capsys):
+    """check.py with the checks before a start: no GPU, no model, no data here; nothing is fetched."""
+    pytest.importorskip("verl")
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import check
+
+    overrides = ["+seal/webshop=grpo", "parts/env=webshop_like", f"data.folder={tmp_path}/data", f"trainer.default_local_dir={tmp_path}/run"]
+    overrides.append("data.env.kwargs.reward=nothing")
+    assert check.main(["--recipes", str(RECIPES), "--", *overrides]) == 2
+    error = capsys.readouterr().err
+    for part in ("GPUs: 0 here", "hf download Qwen/", "verl-entropy data webshop_like --split train", "environment webshop_like: ValueError"):
+        assert part in error, error

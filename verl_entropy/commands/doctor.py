@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verl-entropy doctor``: can this installation do what it says, in the driver and in a Ray worker, and what does it not warn of.
+
+Sections: versions against the tested matrix; the plugin and verl's code under it; registries; a Ray worker; the environment; and
+with --config what a run would use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from verl_entropy import __version__, checks, compat, fingerprint, matrix
+from verl_entropy.commands import planned
+from verl_entropy.commands.output import MARKS, fill, json_option, print_json
+from verl_entropy.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: ok, warn, fail or skip."""
+
+    section: str
+    status: str
+    name: str
+    note: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="prove the plugin in a worker of a local Ray (default; 10 to 55 s, started and stopped here)",
+    )
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        metavar="WORD",
+        help="also check a run: overrides (a.b=c), presets (gigpo,aem) or recipe.yaml, as for validate",
+    )
+    json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = list(_checks(args.ray))
+    usable = not any(c.status == "fail" and c.section in ("versions", "plugin") for c in found)
+    config = None
+    if args.config and usable:
+        config = _configuration(args.config)
+        found += config.pop("checks")
+    elif args.config:
+        found.append(Check("configuration", "skip", "run", "not checked: mend what failed above first"))
+    number = {status: sum(c.status == status for c in found) for status in MARKS}
+    if args.json:
+        print_json({"version": __version__, "checks": [asdict(c) for c in found], "number": number, "config": config})
+    else:
+        print(_render(found, number, config))
+    return int(number["fail"] > 0)
+
+
+def _checks(with_ray: bool) -> Iterator[Check]:
+    yield from _versions()
+    plugin = list(_plugin())
+    yield from plugin
+    if any(c.status == "fail" for c in plugin):
+        yield Check("registries", "skip", "names", "not checked: the plugin cannot work with this verl")
+        return
+    yield from _registries()
+    yield _ray(with_ray)
+    yield from _environment()
+
+
+def _versions() -> Iterator[Check]:
+    for v in matrix.versions():
+        yield Check("versions", v.status, v.name, f"{v.installed}, {v.note}" if v.installed else v.note)
+
+
+def _plugin() -> Iterator[Check]:
+    reason = compat.unsupported_reason()
+    yield Check("plugin", "fail" if reason else "ok", "verl version", reason or f"supported: {', '.join(compat.SUPPORTED)}")
+    if compat.verl_version() is None:
+        return
+    missing = compat.missing_symbols()
+    number = sum(map(len, compat.SYMBOLS.values()))
+    note = (
+        f"missing: {'; '.join(missing)}. Fix: pip install 'verl==0.9.1'" if missing else f"all {number} that are used are there"
+    )
+    yield Check("plugin", "fail" if missing else "ok", "symbols of verl", note)
+    hashes = fingerprint.installed()
+    changed = fingerprint.changed(hashes)
+    note = f"{len(hashes)} functions, fingerprint {fingerprint.total(hashes)}"
+    if changed:
+        note += f"; not the source that was tested (a local patch, another build?): {', '.join(changed)}"
+    yield Check("plugin", "warn" if changed else "ok", "source of verl", note)
+    points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
+    there = "verl_entropy" in points
+    fix = "" if there else ". Fix: pip install --force-reinstall --no-deps verl-entropy"
+    yield Check("plugin", "ok" if there else "fail", "entry point", f"verl.plugins: {', '.join(points) or 'none'}{fix}")
+
+
+def _registries() -> Iterator[Check]:
+    from verl_entropy import seams
+
+    found = seams.registries()
+    yield Check("registries", "ok", "driver", f"{found['ours']} estimators and policy losses are verl-entropy's")
+    for name, holder in found["clashes"].items():
+        fix = "Remove or rename the other one (VERL_USE_EXTERNAL_MODULES, VERL_USE_EXTERNAL_PLUGINS)."
+        yield Check("registries", "fail", name, f"registered by {holder}, so ours is not available under that name. {fix}")
+
+
+def _ray(wanted: bool) -> Check:
+    if not wanted or importlib.util.find_spec("ray") is None:
+        return Check("Ray", "skip", "worker", "not started (--no-ray)" if not wanted else "ray is not installed")
+    from verl_entropy import seams
+
+    found = seams.ray_worker()
+    if "error" in found:
+        return Check("Ray", "fail", "worker", f"no proof: {found['error']}. Try `ray stop`, or --no-ray to leave it out.")
+    if not found["loaded_by_verl"]:
+        note = "verl did not load the plugin there. Fix: unset VERL_USE_EXTERNAL_PLUGINS, install verl-entropy on every node."
+        return Check("Ray", "fail", "worker", note)
+    lacking = [title for title, active in found["seams"].items() if not active]
+    if lacking:
+        return Check("Ray", "fail", "worker", f"not active there: {', '.join(lacking)}. Another plugin may have replaced them.")
+    return Check(
+        "Ray", "ok", "worker", f"plugin active: {len(found['seams'])} of {len(found['seams'])} seams, {found['seconds']} s"
+    )
+
+
+def _environment() -> Iterator[Check]:
+    plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "")
+    if plugins.lower() == "none":
+        yield Check("environment", "fail", "plugins", "VERL_USE_EXTERNAL_PLUGINS=none turns every plugin off. Unset it.")
+    vendor = os.environ.get("VERL_ENGINE_VENDOR")
+    if vendor and vendor not in checks.ENGINE_VENDORS:
+        yield Check("environment", "fail", "engine", f"VERL_ENGINE_VENDOR={vendor} selects an engine that is not ours. Unset it.")
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES")
+    if modules:
+        yield Check("environment", "ok", "modules", f"VERL_USE_EXTERNAL_MODULES={modules} (their names were looked at above)")
+    if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+        yield Check("environment", "warn", "platform", "VERL_PLATFORM=cpu: the development backend, not for training at scale")
+    backends = [name for name, module in (("triton", "triton"), ("liger", "liger_kernel")) if importlib.util.find_spec(module)]
+    note = f"backends here: {', '.join(['torch', *backends])}; entropy of torch and liger is bf16, the SEAL head needs them off"
+    yield Check("environment", "ok", "fused kernels", note)
+    yield _card()
+
+
+def _card() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check("environment", "ok", "dtype", "no GPU here, so whether it computes in bf16 (verl's default) was not checked")
+    name = torch.cuda.get_device_name()
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return Check("environment", "ok", "dtype", f"{name} computes in bf16")
+    note = f"{name} has no bf16, verl's default. Set +actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16."
+    return Check("environment", "warn", "dtype", note)
+
+
+def _configuration(words: list[str]) -> dict[str, Any]:
+    """What a run with these words would use, its risks as checks."""
+    from verl_entropy import compose, resolved
+
+    config = compose.compose(words)
+    try:
+        found = resolved.check(config)
+    except ConfigError as error:
+        return {"plan": None, "checks": [Check("configuration", "fail", "verl-entropy", " ".join(str(error).split()))]}
+    lines = [Check("configuration", "warn", "risk", text) for text in found.warnings]
+    lines.append(Check("configuration", "ok", "verl-entropy", "its checks pass"))
+    verl = ("fail", f"would stop the run: {found.verl}") if found.verl else ("ok", "its checks pass")
+    lines.append(Check("configuration", verl[0], "verl", verl[1]))
+    return {"plan": found.as_dict()["plan"], "checks": lines}
+
+
+def _render(found: list[Check], number: dict[str, int], config: dict[str, Any] | None) -> str:
+    lines = [f"verl-entropy {__version__}"]
+    section = None
+    for c in found:
+        if c.section != section:
+            section = c.section
+            lines += ["", section]
+            if section == "configuration" and config and config["plan"]:
+                lines += [planned.render_plan(config["plan"]), ""]
+        lines.append(fill(c.note, f"  {MARKS[c.status]}  {c.name:<16}", " " * 24))
+    lines += ["", f"{number['ok']} ok, {number['warn']} warnings, {number['fail']} failed, {number['skip']} skipped"]
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verl-entropy explain NAME``: an algorithm from the registry and its function's docstring, or a preset's file.
+
+Docstrings are read from the source, so that nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from verl_entropy import config, presets, registry
+from verl_entropy.commands.output import WIDTH, fill, json_option, labelled, print_json
+
+ALSO = {"verl_entropy.transforms.aem.aem": "aem_weights", "verl_entropy.regularizers.epo.epo_regularizer": "epo_beta"}
+"""Functions whose equation belongs to that of another one of the same module."""
+
+NEEDS = {
+    "entropy": "entropy of the old-log-prob pass, which verl runs anyway (not with rollout_correction.bypass_mode)",
+    "group": "several rollouts per prompt (actor_rollout_ref.rollout.n >= 2)",
+    "anchor": "the observation of each turn (our agent loops give it)",
+    "grad_entropy": "entropy with gradient (sets actor.calculate_entropy)",
+    "logits": "this package's log-prob pass over the logits (no fused kernels, log_probs not verl)",
+    "vocab_centre": "one more reduction in that pass",
+    "nucleus": "a sort of the vocabulary in that pass",
+}
+
+COMBINES = {
+    "estimator": "any transforms, policy loss, regularizer and head; one estimator per run",
+    "transform": "any estimator of verl or ours, other transforms (place {order} in the default order), any policy loss, "
+    "regularizer and head",
+    "loss": "any estimator, transforms, clip controller, regularizer and head; one policy loss per run",
+    "clip": "any clipped policy loss, verl's included; any estimator, transforms, regularizer and head",
+    "regularizer": "any estimator, transforms, policy loss and head; one regularizer per run, and actor.entropy_coeff must be 0",
+    "head": "any estimator, transforms, policy loss and regularizer; not with LoRA, Ulysses sequence parallelism or fused kernels",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="algorithm or preset; `verl-entropy list` has them")
+    json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    entries = [a for a in registry.ALGORITHMS if a.name == args.name]
+    if entries:
+        found = [describe(a) for a in entries]
+        text = "\n\n".join(_render(d) for d in found)
+    elif args.name in presets.preset_names():
+        found = [{"name": args.name, "kind": "preset", "key": f"+entropy={args.name}", "yaml": presets.text(args.name)}]
+        text = f"{args.name} (preset): +entropy={args.name}\n\n{presets.text(args.name).rstrip()}"
+    else:
+        raise config.ConfigError(_unknown(args.name))
+    if args.json:
+        print_json(found)
+    else:
+        print(text)
+    return 0
+
+
+def _unknown(name: str) -> str:
+    known = sorted({a.name for a in registry.ALGORITHMS} | set(presets.preset_names()))
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"no algorithm or preset {name!r}.{hint} Known: {', '.join(known)}."
+
+
+def describe(a: registry.Algorithm) -> dict[str, Any]:
+    """Everything that is known about an algorithm, as plain values."""
+    defaults = a.settings()
+    others = [(o.name, reason) for o in registry.ALGORITHMS for name, reason in o.conflicts if name == a.name]
+    return {
+        "name": a.name,
+        "kind": a.kind,
+        "summary": a.summary,
+        "equation": equation(a.function),
+        "source": a.source,
+        "when": a.when,
+        "cost": a.cost,
+        "key": a.key,
+        "preset": f"+entropy={a.name}" if a.name in presets.preset_names() else None,
+        "variants": [n for n in presets.preset_names() if n != a.name and f"\n  - {a.name}\n" in presets.text(n)],
+        "settings": [
+            {"key": f"{a.path}.{f.name}", "default": getattr(defaults, f.name), **_bounds(f.metadata)}
+            for f in a.settings.__dataclass_fields__.values()
+        ],
+        "needs": [NEEDS[n] for n in NEEDS if n in a.needs],
+        "state": a.state,
+        "combines": COMBINES[a.kind].format(order=a.order),
+        "refused_with": dict((*a.conflicts, *others)),
+        "function": a.function,
+    }
+
+
+def _bounds(meta) -> dict[str, Any]:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    allowed = [f"{sign} {meta[name]:g}" for name, sign in signs.items() if meta.get(name) is not None]
+    if meta.get("choices"):
+        allowed = ["one of " + ", ".join(map(str, meta["choices"]))]
+    return {"doc": meta["doc"], "allowed": " and ".join(allowed)}
+
+
+def _docstring(function: str) -> str:
+    module, _, name = function.rpartition(".")
+    source = Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8")
+    nodes = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef))
+    return ast.get_docstring(next(n for n in nodes if n.name == name)) or ""
+
+
+def equation(function: str) -> list[str]:
+    """The indented blocks before the sections of the function's docstring; its first line where there is none."""
+    doc = re.split(r"\n(?:Args|Returns|Raises):", _docstring(function))[0]
+    blocks = [line[4:].rstrip() for line in doc.splitlines() if line.startswith("    ")]
+    lines = blocks or [doc.splitlines()[0]]
+    if function in ALSO:
+        lines += equation(function.rpartition(".")[0] + "." + ALSO[function])
+    return lines
+
+
+def _formula(line: str) -> str:
+    """A line of an equation as it stands, or with its columns closed up and wrapped where it is too wide."""
+    if len(line) + 4 <= WIDTH:
+        return "    " + line
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return fill(re.sub(r" {3,}", "   ", line.strip()), indent, indent + "    ")
+
+
+def _yaml(value: Any) -> str:
+    """A default as an override takes it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _render(d: dict[str, Any]) -> str:
+    lines = [fill(f"{d['name']} ({d['kind']}): {d['summary']}"), ""]
+    lines += [_formula(line) for line in d["equation"]]
+    lines.append("")
+    for label in ("source", "when", "cost", "key", "preset"):
+        if d[label]:
+            lines.append(labelled(label, d[label]))
+    if d["variants"]:
+        lines.append(labelled("variants", ", ".join(d["variants"])))
+    lines += [labelled("needs" if i == 0 else "", need) for i, need in enumerate(d["needs"])]
+    if d["state"]:
+        lines.append(labelled("state", "kept between steps and saved beside each checkpoint (verl_entropy.json)"))
+    lines.append(labelled("with", d["combines"]))
+    lines += [labelled("not with", f"{name}: {reason}") for name, reason in d["refused_with"].items()]
+    lines.append(labelled("code", d["function"]))
+    if d["settings"]:
+        lines += ["", "  settings"]
+    for s in d["settings"]:
+        lines += [
+            f"    {s['key']}={_yaml(s['default'])}",
+            fill(s["doc"] + (f" ({s['allowed']})" if s["allowed"] else ""), " " * 8, " " * 8),
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verl-entropy list``: what can be chosen, and the key that chooses it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from verl_entropy import __version__, presets, registry
+from verl_entropy.commands.output import fill, json_option, labelled, print_json
+
+TITLES = {
+    "estimator": "advantage estimators",
+    "transform": "advantage transforms, in the order in which they apply",
+    "loss": "policy losses",
+    "clip": "clip controllers",
+    "regularizer": "regularizers",
+    "head": "heads",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=registry.KINDS, metavar="KIND", help=f"only this kind: {', '.join(registry.KINDS)}")
+    json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    kinds = [args.kind] if args.kind else list(registry.KINDS)
+    if args.json:
+        print_json(_as_dict(kinds))
+    else:
+        print(_render(kinds))
+    return 0
+
+
+def _as_dict(kinds: list[str]) -> dict[str, Any]:
+    fields = ("name", "kind", "summary", "when", "cost", "source", "key", "path")
+    algorithms = [{f: getattr(a, f) for f in fields} for kind in kinds for a in registry.ALGORITHMS if a.kind == kind]
+    return {
+        "version": __version__,
+        "algorithms": algorithms,
+        "presets": {name: presets.summary(name) for name in presets.preset_names()},
+    }
+
+
+def _render(kinds: list[str]) -> str:
+    lines = [f"verl-entropy {__version__}", ""]
+    for kind in kinds:
+        lines.append(TITLES[kind])
+        for a in sorted((a for a in registry.ALGORITHMS if a.kind == kind), key=lambda a: a.order):
+            lines += [labelled(a.name, f"{a.summary} [{a.source}]", column=19), labelled("", a.key, column=19)]
+        lines.append("")
+    lines.append("presets (a paper's settings; several: +entropy=[gigpo,aem,seal])")
+    lines += [fill(", ".join(presets.preset_names()), "  ", "  "), ""]
+    lines.append("verl-entropy explain NAME: equation, settings, what it combines with")
+    return "\n".join(lines)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verl-entropy table``: the README's tables, from the registry and the table of commands."""
+
+from __future__ import annotations
+
+import argparse
+
+from verl_entropy import cli, registry
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="?", default="algorithms", choices=sorted(TABLES), help="default: algorithms")
+
+
+def run(args: argparse.Namespace) -> int:
+    print(TABLES[args.which]())
+    return 0
+
+
+def algorithms() -> str:
+    """One row per algorithm."""
+    lines = ["| algorithm | kind | what it does | when to use it | cost | key | source |", "|---|---|---|---|---|---|---|"]
+    for kind in registry.KINDS:
+        for a in registry.ALGORITHMS:
+            if a.kind == kind:
+                cells = (f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source)
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """One row per command, with what exit code 1 means."""
+    lines = ["| command | what it does | exit code 1 |", "|---|---|---|"]
+    lines += [f"| `verl-entropy {c.name}` | {c.help} | {c.found or '-'} |" for c in cli.COMMANDS]
+    return "\n".join(lines)
+
+
+TABLES = {"algorithms": algorithms, "commands": commands}

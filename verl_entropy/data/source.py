@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The episodes of an environment's split, and the rows of verl's RL data set made from them.
+
+An environment class that names its splits offers ``SPLITS`` and ``episodes(split, count=, seed=, **kwargs)``. Any other
+class with Gymnasium's interface works too: its episodes are consecutive seeds with ``options={"split": split}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from verl_entropy import envs
+
+SEEDS_PER_RUN = 100_000
+"""``--seed`` moves the first episode by this much, so that two seeds share no episode."""
+
+FIRST_HELD_OUT = 1_000_000
+"""Seeds of every split but train start here, for classes whose splits differ in the seed only."""
+
+
+@runtime_checkable
+class EpisodeSource(Protocol):
+    """A class that knows its splits."""
+
+    SPLITS: tuple[str, ...]
+
+    def episodes(self, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict]:
+        """Rows with seed, options, task_type and prompt."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode of a split: what ``reset`` gets, and what is known of it beforehand."""
+
+    seed: int
+    options: dict[str, Any]
+    task_type: str = ""
+    prompt: str = ""
+
+
+def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Mapping[str, Any] | None = None) -> list[Task]:
+    """The first ``count`` episodes of ``split`` (None: all of them); the same for the same arguments."""
+    if count is not None and count < 1:
+        raise ValueError(f"--count={count}: must be at least 1.")
+    settings = {key: value for key, value in (kwargs or {}).items() if key != "split"}
+    cls = envs.resolve(name)
+    if not isinstance(cls, EpisodeSource):
+        return _seeds(name, split, count, seed, settings)
+    if split not in cls.SPLITS:
+        raise ValueError(f"--split={split!r}: {name} has {', '.join(cls.SPLITS)}. Choose one of them.")
+    rows = cls.episodes(split, count=count, seed=seed, **settings)
+    if not rows:
+        raise ValueError(f"--split={split}: {name} has no episode there with {settings or 'its default settings'}.")
+    return [Task(int(r["seed"]), dict(r.get("options") or {}), r.get("task_type") or "", r.get("prompt") or "") for r in rows]
+
+
+def _seeds(name: str, split: str, count: int | None, seed: int, settings: Mapping[str, Any]) -> list[Task]:
+    if count is None:
+        raise ValueError(f"--count: {name} draws its episodes from seeds, without end. Say how many, for example --count 1000.")
+    first = seed * SEEDS_PER_RUN if split == "train" else FIRST_HELD_OUT
+    environment = envs.make(name, **settings)
+    try:  # a split or a setting that the class refuses shows at its first reset
+        _, info = environment.reset(seed=first, options={"split": split})
+    finally:
+        environment.close()
+    prompt = str(info.get("task") or "") if count == 1 else ""
+    return [Task(first + i, {"split": split}, "", prompt) for i in range(count)]
+
+
+def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "stepwise_env") -> dict[str, Any]:
+    """A row of verl's RL data set. The agent loop takes the task from the environment; the prompt is for people."""
+    extra: dict[str, Any] = {"index": index, "seed": task.seed}
+    if task.options:  # parquet has no empty struct
+        extra["options"] = task.options
+    if task.task_type:
+        extra["task_type"] = task.task_type
+    return {
+        "data_source": f"{name}/{split}",
+        "prompt": [{"role": "user", "content": task.prompt or name}],
+        "ability": "agent",
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": extra,
+        "agent_name": agent_name,
+    }
+
+
+def rl_rows(found: Sequence[Task], name: str, split: str, agent_name: str = "stepwise_env") -> list[dict[str, Any]]:
+    """The rows of a split, with one schema: an option that some episodes lack is None there."""
+    keys = sorted({key for task in found for key in task.options})
+    typed = any(task.task_type for task in found)
+    rows = [rl_row(i, task, name, split, agent_name) for i, task in enumerate(found)]
+    for row in rows:
+        if keys:
+            given = row["extra_info"].get("options", {})
+            row["extra_info"]["options"] = {key: given.get(key) for key in keys}
+        if typed:
+            row["extra_info"].setdefault("task_type", "")
+    return rows

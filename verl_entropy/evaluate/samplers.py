@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who answers a prompt: an OpenAI-compatible server, or a checkpoint in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl_entropy.agent.prompts import FittedPrompt
+
+RETRIES, FIRST_WAIT_S = 4, 1.0
+"""Requests that the server refuses for now (429, 5xx, a connection that breaks) are sent again after 1, 2, 4, 8 seconds."""
+WINDOW_S = 0.02
+"""A batch of a local checkpoint starts when no request has come for this long: its episodes step in time with one another."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn."""
+
+    temperature: float = 0.4
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    """Besides the model's own end tokens (``data.env.stop_at_action``)."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"--temperature={self.temperature}: must be at least 0 (greedy).")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p={self.top_p}: must be in (0, 1].")
+        if self.max_tokens < 1:
+            raise ValueError(f"--max-tokens={self.max_tokens}: must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text of an answer and how many tokens it took."""
+
+    text: str
+    tokens: int
+
+
+class Sampler(Protocol):
+    """Answers prompts; many calls are under way at once."""
+
+    async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
+        """One answer; the same prompt and seed give the same one where the server can do that."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class EndpointError(ValueError):
+    """The server cannot be reached or does not speak the protocol."""
+
+
+class Unreachable(EndpointError):
+    """No connection, or one that broke."""
+
+
+class Endpoint:
+    """An OpenAI-compatible server: vLLM, SGLang, verl's rollout server, or a provider.
+
+    ``tokens=True`` sends the prompt's token ids to ``/v1/completions``, exactly as the agent loop sends them; else the
+    messages go to ``/v1/chat/completions`` and the server renders its own chat template. ``keep_special``: the
+    tags of the answer are special tokens of the tokenizer.
+    """
+
+    def __init__(self, url: str, sampling: Sampling, *, model: str | None = None, tokens: bool = False, concurrency: int = 64,
+                 timeout_s: float = 600.0, keep_special: bool = False):  # fmt: skip
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"--endpoint={url}: expected a URL such as http://localhost:8000/v1.")
+        self._url = url.rstrip("/")
+        self._url += "" if parts.path.rstrip("/").endswith("/v1") else "/v1"
+        self._sampling, self._tokens, self._timeout_s = sampling, tokens, timeout_s
+        self._keep_special = keep_special
+        self._threads = ThreadPoolExecutor(concurrency)
+        self.model = model or self._only_model()
+
+    async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
+        """One answer."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "max_tokens": self._sampling.max_tokens,
+            "seed": seed,
+        }
+        if self._sampling.stop_token_ids:  # vLLM's and SGLang's; a provider will say that it does not know it
+            body["stop_token_ids"] = list(self._sampling.stop_token_ids)
+        if self._keep_special:
+            body["skip_special_tokens"] = False
+        path = "/completions" if self._tokens else "/chat/completions"
+        body |= {"prompt": prompt.token_ids} if self._tokens else {"messages": prompt.messages}
+        for attempt in range(RETRIES + 1):
+            try:
+                reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, path, body)
+                break
+            except urllib.error.HTTPError as error:
+                if (error.code != 429 and error.code < 500) or attempt == RETRIES:
+                    raise self._refused(path, error) from error
+            except Unreachable:
+                if attempt == RETRIES:
+                    raise
+            await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+        return self._read(path, reply)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, path: str, reply: Any) -> Answer:
+        try:
+            choice = reply["choices"][0]
+            text = choice["text"] if self._tokens else choice["message"]["content"] or ""
+            return Answer(text, int((reply.get("usage") or {}).get("completion_tokens") or 0))
+        except (KeyError, IndexError, TypeError) as error:
+            raise EndpointError(f"--endpoint: {self._url}{path} answered {str(reply)[:200]!r}, not a completion.") from error
+
+    def _refused(self, path: str, error: urllib.error.HTTPError) -> EndpointError:
+        reason = error.read().decode(errors="replace")[:300]
+        return EndpointError(f"--endpoint: {self._url}{path} answered {error.code}: {reason or error.reason}.")
+
+    def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise Unreachable(
+                f"--endpoint: {self._url}{path} does not answer ({reason}). Is the server up, and is that its address?"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise EndpointError(f"--endpoint: {self._url}{path} does not answer in JSON. Is that an OpenAI-compatible server?") from error
+
+    def _only_model(self) -> str:
+        try:
+            found = [str(entry["id"]) for entry in self._post("/models", None)["data"]]
+        except urllib.error.HTTPError as error:
+            raise self._refused("/models", error) from error
+        except (KeyError, TypeError) as error:
+            raise EndpointError(f"--endpoint: {self._url}/models lists no models. Name one with --model.") from error
+        if len(found) != 1:
+            raise EndpointError(f"--endpoint: {self._url} serves {', '.join(found) or 'nothing'}. Choose one with --model.")
+        return found[0]
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """The settings that `ModelRunner` reads of verl's rollout configuration."""
+
+    prompt_length: int
+    response_length: int
+    logprobs_mode: str = "processed_logprobs"
+    max_model_len: int | None = None
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    full_determinism: bool = True
+    seed: int = 0
+
+
+class Checkpoint:
+    """A Hugging Face checkpoint sampled on the CPU with the code of the CPU rollout server, in batches."""
+
+    def __init__(self, path: str, tokenizer: Any, sampling: Sampling, prompt_length: int, *, keep_special: bool = False, batch: int = 64):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from verl_entropy.cpu.runner import ModelRunner
+
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self._runner = ModelRunner(model, tokenizer, _Rollout(prompt_length, sampling.max_tokens))
+        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=not keep_special)
+        self._sampling, self._batch = sampling, batch
+        self._pending: list[tuple[Any, asyncio.Future]] = []
+        self._thread = ThreadPoolExecutor(1)
+        self._loop: asyncio.Task | None = None
+
+    async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
+        """One answer."""
+        s = self._sampling
+        params = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens, "seed": seed, "stop_token_ids": s.stop_token_ids}
+        request = self._runner.request(prompt.token_ids, params)
+        done = asyncio.get_running_loop().create_future()
+        self._pending.append((request, done))
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._serve())
+        return await done
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self) -> None:
+        while self._pending:
+            seen = -1
+            while seen < len(self._pending) < self._batch:
+                seen = len(self._pending)
+                await asyncio.sleep(WINDOW_S)
+            batch, self._pending = self._pending[: self._batch], self._pending[self._batch :]
+            requests = [request for request, _ in batch]
+            try:
+                completions = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, requests)
+            except Exception as error:
+                for _, done in batch:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
+            for (_, done), completion in zip(batch, completions, strict=True):
+                if not done.done():
+                    done.set_result(Answer(self._decode(completion.token_ids), len(completion.token_ids)))
