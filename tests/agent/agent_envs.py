@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 
@@ -75,3 +76,27 @@ class Trouble(Climb):
 
     def close(self):
         type(self).closed += 1
+
+
+class Simulator(Climb):
+    """Has a helper process that never answers: "hang" waits for it, "exit" leaves it behind. ``kill`` ends it."""
+
+    def reset(self, *, seed=None, options=None):
+        self.helper = subprocess.Popen(["sleep", "300"])
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "pid": self.helper.pid}
+
+    def step(self, action):
+        if action == "hang":
+            self.helper.wait()
+            raise RuntimeError("the simulator is gone")
+        if action == "exit":
+            os._exit(3)
+        return super().step(action)
+
+    def kill(self):
+        self.helper.kill()
+
+    def close(self):
+        self.helper.kill()
+        self.helper.wait()

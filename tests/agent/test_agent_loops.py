@@ -218,6 +218,7 @@ class TestBoth:
             ({"extra_info": {"seed": 2, "index": 1}}, 4),
             ({"extra_info": {"index": 1}}, 3),
             ({"extra_info": {"seed": 0, "options": {"goal": 7, "other": None}}}, 7),
+            ({"extra_info": {"seed": 0, "options": '{"goal": 7, "other": null}'}}, 7),
         ],
     )
     def test_a_row_chooses_its_episode(self, cls, row, goal):

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_envs import RELEASE, Climb, Trouble
+from agent_envs import RELEASE, Climb, Simulator, Trouble
 
+from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.pool import EnvironmentFailure, EnvPool, PoolBroken, shared_pool
 
 ISOLATION = ["thread", "process"]
@@ -152,6 +153,42 @@ def test_a_hang_is_left_behind_or_killed(isolation):
             assert not any(p.is_alive() for p in processes)
 
     run(body, isolation=isolation, step_timeout_s=0.5)
+
+
+@pytest.mark.parametrize(("isolation", "action"), [("thread", "hang"), ("process", "hang"), ("process", "exit")])
+def test_what_an_environment_started_ends_with_it(isolation, action):
+    """A hang in a thread is ended by the environment's ``kill``; with a process goes all that it started."""
+
+    async def body(pool):
+        async with pool.lease() as lease:
+            pid = (await lease.reset()).info["pid"]
+            with pytest.raises(EnvironmentFailure):
+                await lease.step(action)
+            for _ in range(100):
+                if not (pool.hung_threads or alive(pid)):
+                    break
+                await asyncio.sleep(0.05)
+            assert pool.hung_threads == 0 and not alive(pid)
+            await climb(lease)
+
+    run(body, Simulator, isolation=isolation, step_timeout_s=0.5)
+
+
+def alive(pid):
+    """Whether a process runs; one that only waits to be collected does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "isolation", "expected"), [(None, "auto", (2, "process")), (9, "thread", (9, "thread")), (None, "thread", (2, "thread"))]
+)
+def test_an_environment_says_how_it_wants_to_be_run(num_envs, isolation, expected):
+    class Heavy(Climb):
+        POOL_SIZE, ISOLATION = 2, "process"
+
+    assert how_to_run(Heavy, num_envs, isolation) == expected
+    assert how_to_run(Climb, None, "auto") == (64, "thread")
 
 
 def test_a_process_that_exits_is_a_crash():

@@ -20,7 +20,7 @@ from verl_entropy.config import ConfigError
     [
         ({"max_turn": 3}, r"data\.env\.max_turn: no such setting.*data\.env\.max_turns"),
         ({"max_turns": 0}, r"data\.env\.max_turns=0: must be >= 1"),
-        ({"isolation": "fork"}, r"data\.env\.isolation='fork': allowed are thread, process"),
+        ({"isolation": "fork"}, r"data\.env\.isolation='fork': allowed are auto, thread, process"),
         ({"action_tag": "<a>"}, r"data\.env\.action_tag='<a>'"),
         ({"action_tag": "Think"}, "must differ"),
         ({"invalid_action": "noop"}, r"data\.env\.noop_action=''"),

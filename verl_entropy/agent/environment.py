@@ -26,6 +26,12 @@ Keys of ``info`` that are read (every one is optional):
     task_type           a name for the kind of task
     anchor              what identifies this state for GiGPO; else the task and the observation
 
+The class may say how it wants to be run (``data.env.num_envs`` and ``isolation`` overrule it):
+
+    POOL_SIZE           environments that one agent-loop worker opens at once (default 64)
+    ISOLATION           thread (default), or process: for packages that are not thread-safe or keep the CPU busy
+    kill()              called from another thread: ends a call that hangs, for good
+
 Rules: the same ``seed`` (and ``options``) must give the same episode, because the rollouts of a group share
 them. One object plays many episodes, each from ``reset``. Calls block and are made from one thread per
 object, never from two at a time.
@@ -34,6 +40,7 @@ object, never from two at a time.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -54,6 +61,24 @@ class TextEnvironment(Protocol):
     def close(self) -> None:
         """Free what the environment holds; nothing is called afterwards."""
         ...
+
+
+POOL_SIZE = 64
+"""Environments open at once in an agent-loop worker, where neither the user nor the environment says."""
+
+
+def few_per_core() -> int:
+    """POOL_SIZE of an environment with a process of its own: all workers together open about as many as there are cores.
+
+    verl starts 8 agent-loop workers by default; 2 keep one busy while the other's policy thinks.
+    """
+    return max(2, (os.cpu_count() or 1) // 8)
+
+
+def how_to_run(environment: Any, num_envs: int | None, isolation: str) -> tuple[int, str]:
+    """(environments at once, thread or process): the user's choice, else the class's, else the default."""
+    wanted = getattr(environment, "ISOLATION", "thread") if isolation == "auto" else isolation
+    return num_envs or getattr(environment, "POOL_SIZE", POOL_SIZE), wanted
 
 
 class ProtocolError(TypeError):

@@ -20,6 +20,7 @@ Schema of ``extra_fields`` of every row (besides what the rollout server put the
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import time
 import zlib
@@ -34,8 +35,9 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_entropy import envs
+from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
-from verl_entropy.agent.pool import EnvPool, shared_pool
+from verl_entropy.agent.pool import EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.config import ConfigError
@@ -89,13 +91,12 @@ class TextEnvAgentLoop(AgentLoopBase):
         if self.rollout_config.full_determinism:
             request_id = f"det-{int(priority)}-{seed}-{kwargs.get('session_id', 0)}"
         runner = EpisodeRunner(self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns)
-        options = (kwargs.get("extra_info") or {}).get("options") or {}
+        options = _options(kwargs.get("extra_info") or {})
         try:
             episode, policy = await runner.run(
                 lambda: self.make_policy(sampling_params, request_id),
                 seed=seed,
-                # A column of structs in a parquet file holds None for every key that a row does not set.
-                options={key: value for key, value in options.items() if value is not None},
+                options=options,
                 task=_last_user_text(kwargs.get("raw_prompt")),
             )
         except SessionFailed as error:
@@ -176,10 +177,14 @@ class TextEnvAgentLoop(AgentLoopBase):
         s = self.settings
 
         def make() -> EnvPool:
+            try:
+                num_envs, isolation = how_to_run(envs.resolve(s.name), s.num_envs, s.isolation)
+            except ValueError as error:
+                raise PoolBroken(f"{PATH}.name: {error}") from error
             return EnvPool(
                 functools.partial(envs.make, s.name, **s.kwargs),
-                num_envs=s.num_envs,
-                isolation=s.isolation,
+                num_envs=num_envs,
+                isolation=isolation,
                 step_timeout_s=s.step_timeout_s,
                 reset_timeout_s=s.reset_timeout_s,
                 max_env_failures=s.max_env_failures,
@@ -220,6 +225,15 @@ def _warn_unseeded() -> None:
         "the data set's rows have neither extra_info.seed nor extra_info.index: every step draws new "
         "episodes, and a second run draws others. Add the column to make runs repeatable."
     )
+
+
+def _options(extra_info: Mapping[str, Any]) -> dict[str, Any]:
+    """``extra_info.options``: a mapping, or one as JSON text (in one file, keys of two environments may differ in type)."""
+    options = extra_info.get("options") or {}
+    if isinstance(options, str):
+        options = json.loads(options)
+    # A column of structs in a parquet file holds None for every key that a row does not set.
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _plain(section: Any) -> Any:

@@ -3,8 +3,8 @@
 
 Each environment lives in its own host and every call on it, the constructor included, is made from
 one thread. ``isolation="process"`` puts the object in a spawned process that the thread talks to; such an
-environment can be killed. A hung thread cannot: it is left behind (daemonic, counted, bounded) and its
-environment replaced.
+environment can be killed, with all that it started. A hung thread cannot: unless the environment's ``kill``
+frees it, it is left behind (daemonic, counted, bounded) and its environment replaced.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class _ThreadHost:
             self._environment.close()
 
     def kill(self) -> None:
-        """A thread cannot be killed."""
+        """A thread cannot be killed, but what it waits for can, if the environment has ``kill``."""
+        kill = getattr(self._environment, "kill", None)
+        if kill is not None:
+            kill()
 
 
 class _ProcessHost:
@@ -81,7 +84,7 @@ class _ProcessHost:
     def __init__(self, factory: Factory):
         self._factory = factory
         self._lock = threading.Lock()
-        self._killed = False
+        self._killed = self._ended = False
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: multiprocessing.connection.Connection | None = None
 
@@ -107,7 +110,7 @@ class _ProcessHost:
             return
         with contextlib.suppress(OSError, EnvironmentFailure):
             self._connection.send(("close", {}))
-        self._process.join(0.0 if self._killed else CLOSE_SECONDS / 2)
+        multiprocessing.connection.wait([self._process.sentinel], 0.0 if self._killed else CLOSE_SECONDS / 2)
         self.kill()
         self._process.join()
         self._connection.close()
@@ -115,8 +118,16 @@ class _ProcessHost:
     def kill(self) -> None:
         with self._lock:
             self._killed = True
-            if self._process is not None:
-                self._process.kill()
+            self._end_group()
+
+    def _end_group(self) -> None:
+        """Kill the process and, once, all that it started."""
+        if self._process is None or self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(OSError):  # it had not come so far as to have a group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> Any:
         try:
@@ -135,12 +146,17 @@ class _ProcessHost:
         return value
 
     def _died(self) -> EnvironmentFailure:
-        self._process.join(1.0)  # the pipe closes a moment before the exit code is known
+        # The pipe closes a moment before the exit code is known. Until join nobody else can have the group's number.
+        multiprocessing.connection.wait([self._process.sentinel], 1.0)
+        with self._lock:
+            self._end_group()
+        self._process.join(1.0)
         return EnvironmentFailure("crash", f"its process ended with exit code {self._process.exitcode}")
 
 
 def _serve_process(connection: multiprocessing.connection.Connection, factory: Factory) -> None:
     """Main function of an environment's process."""
+    os.setpgid(0, 0)  # whatever the environment starts can be ended with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     environment: TextEnvironment | None = None
@@ -169,7 +185,7 @@ def _serve_process(connection: multiprocessing.connection.Connection, factory: F
 def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 class _Slot:

@@ -11,7 +11,8 @@ per row with the data set's column ``agent_name``::
       _target_: verl_entropy.agent.stepwise.StepwiseAgentLoop
       env: {name: household, kwargs: {task_types: [heat]}}
 
-A row of the data set chooses its episode by ``extra_info: {seed: 7, options: {...}}``, which go to ``reset``.
+A row of the data set chooses its episode by ``extra_info: {seed: 7, options: {...}}``, which go to ``reset``;
+``options`` may also be JSON text, which rows of several environments in one file need (a column has one type).
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ class AgentSettings:
     penalty_in_score: bool = setting(True, "the score of an episode is its return minus its penalties, else its return")
 
     # workers
-    num_envs: int = setting(64, "environments open at once in each agent-loop worker", ge=1)
+    num_envs: int | None = setting(
+        None, "environments open at once in each agent-loop worker; null: what suits the environment, else 64", ge=1
+    )
     isolation: str = setting(
-        "thread",
-        "run an environment in a thread, or in a process that can be killed",
-        choices=("thread", "process"),
+        "auto",
+        "run an environment in a thread, or in a process that can be killed; auto: what suits the environment, else thread",
+        choices=("auto", "thread", "process"),
     )
     step_timeout_s: float = setting(60.0, "seconds for one step, then the environment counts as hung", gt=0.0)
     reset_timeout_s: float = setting(120.0, "seconds for building an environment, and for one reset", gt=0.0)
