@@ -25,6 +25,19 @@ python=$venv/bin/python
 "$python" -m pip install --quiet --upgrade --no-build-isolation setuptools wheel
 "$python" -m pip install --quiet ".[test]"
 "$python" -m pip install --quiet --force-reinstall --no-deps .
+# Aside, so that nothing else sees it: the kernels are tested in Triton's interpreter.
+[ -d "$venv/triton" ] || "$python" -m pip install --quiet --no-deps --target "$venv/triton" triton ||
+  echo "triton did not install: the kernels' tests are skipped" >&2
+export VERL_ENTROPY_TRITON=$venv/triton
+# Only for the tests: it brings GPL-3 code, so it is never a dependency. Without it, or without a compiler, its tests are skipped.
+"$python" -m pip install --quiet "alfworld==0.4.2" || echo "alfworld did not install: its tests are skipped" >&2
+if ! command -v java > /dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless > /dev/null
+  else
+    echo "no java: install a Java 17 runtime (openjdk-17-jre-headless); tests of the Java simulators are skipped" >&2
+  fi
+fi
 
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 "$python" -m ruff check .
