@@ -82,7 +82,8 @@ def verl_version() -> str | None:
         return None
 
 
-def _source(module: str) -> str | None:
+def source(module: str) -> str | None:
+    """Source text of a module of the installed verl, found without importing verl; None if it is not there."""
     root = importlib.util.find_spec("verl")
     if root is None or not root.submodule_search_locations:
         return None
@@ -130,11 +131,11 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
     for module, wanted in SYMBOLS.items():
         if modules is not None and module not in modules:
             continue
-        source = _source(module)
-        if source is None:
+        text = source(module)
+        if text is None:
             problems.append(f"{module} (no such module)")
             continue
-        names = _names(ast.parse(source))
+        names = _names(ast.parse(text))
         for name, parameters in wanted.items():
             if name not in names:
                 problems.append(f"{module}.{name}")

@@ -96,18 +96,18 @@ def _read_recipe(path: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _primary(recipe: str | None) -> Iterator[tuple[Path, str, list[str], list[str]]]:
+def _primary(recipe: str | None, name: str) -> Iterator[tuple[Path, str, list[str], list[str]]]:
     """Folder and name of the primary configuration, the search path that it needs, and overrides that come first."""
     if recipe is None:
-        yield verl_folder(), CONFIG, [], []
+        yield verl_folder(), name, [], []
         return
     content = _read_recipe(recipe)
     hydra = content.get("hydra")
-    extra = [*((hydra or {}).get("searchpath") or []), verl_folder().as_uri()]
+    extra = [*((hydra or {}).get("searchpath") or []), _source(verl_folder())]
     file = Path(recipe).resolve()
     if file.read_text(encoding="utf-8").lstrip().startswith("# @package _global_"):
         root = _root(file, content.get("defaults") or [])
-        yield verl_folder(), CONFIG, [root.as_uri()], [f"+{file.parent.relative_to(root).as_posix()}={file.stem}"]
+        yield verl_folder(), CONFIG, [_source(root)], [f"+{file.parent.relative_to(root).as_posix()}={file.stem}"]
         return
     if "defaults" in content:
         yield file.parent, file.stem, extra, []
@@ -118,6 +118,11 @@ def _primary(recipe: str | None) -> Iterator[tuple[Path, str, list[str], list[st
         _check_presets(names)
         _write_plain(Path(folder) / "recipe.yaml", content, names)
         yield Path(folder), "recipe", extra, []
+
+
+def _source(folder: Path) -> str:
+    """An entry of Hydra's search path, which knows no percent signs (so no ``as_uri``)."""
+    return f"file://{folder.resolve()}"
 
 
 def _root(file: Path, defaults: Sequence[Any]) -> Path:
@@ -153,8 +158,11 @@ def _write_plain(file: Path, content: dict[str, Any], names: Sequence[str]) -> N
     file.write_text(OmegaConf.to_yaml(OmegaConf.create({"defaults": defaults, **content})), encoding="utf-8")
 
 
-def compose(words: Sequence[str], recipe: str | None = None) -> Any:
-    """The composed configuration (a DictConfig); ConfigError with the fix for whatever Hydra or OmegaConf refuses."""
+def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequence[Path] = (), name: str = CONFIG) -> Any:
+    """The composed configuration (a DictConfig); ConfigError with the fix for whatever Hydra or OmegaConf refuses.
+
+    ``folders`` are searched for groups as those of --config-dir are; ``name`` is verl's primary configuration.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -163,17 +171,19 @@ def compose(words: Sequence[str], recipe: str | None = None) -> Any:
 
     chosen = sort(words, recipe)
     presets.ensure_search_path()
-    with _primary(chosen.recipe) as (folder, name, extra, first):
+    with _primary(chosen.recipe, name) as (folder, primary, extra, first):
+        extra = [*extra, *map(_source, folders)]
         paths = ",".join("'" + path.replace("'", "\\'") + "'" for path in extra)
         search = [f"hydra.searchpath=[{paths}]"] if extra else []
         try:
             with initialize_config_dir(str(folder), version_base=None):
-                config = hydra_compose(name, overrides=[*first, *chosen.overrides, *search])
+                config = hydra_compose(primary, overrides=[*first, *chosen.overrides, *search])
                 OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(f"{_short(error)}{_hint(str(error))}") from None
     # Interpolations stay as they are: a wrong value is named at the key that was set, not at its copies.
-    _check_types(OmegaConf.to_container(config), _defaults(), "")
+    if name == CONFIG:  # the SFT trainer takes words where its defaults are numbers (save_freq=after_each_epoch)
+        _check_types(OmegaConf.to_container(config), _defaults(), "")
     return config
 
 

@@ -38,10 +38,10 @@ def installed() -> dict[str, str]:
     """Hash of every function and method in ``compat.SYMBOLS``; names that verl only imports or assigns have none."""
     found = {}
     for module, symbols in compat.SYMBOLS.items():
-        source = compat._source(module)
-        if source is None:
+        text = compat.source(module)
+        if text is None:
             continue
-        nodes, lines = _nodes(ast.parse(source)), source.splitlines()
+        nodes, lines = _nodes(ast.parse(text)), text.splitlines()
         found.update({f"{module}.{name}": _hash(lines, nodes[name]) for name in symbols if name in nodes})
     return found
 

@@ -50,7 +50,7 @@ def check(config: Any) -> Resolved:
     chosen = driver.prepare(config)
     if chosen is None:  # nothing of ours: the names of base and loss must exist all the same
         chosen = driver.read_plan(config)
-        driver._check_names(chosen)
+        driver.check_names(chosen)
     verl, notes = _verl_checks(config)
     unused = "that method is not chosen"  # said by risks, with the fix
     if chosen.active:

@@ -65,12 +65,16 @@ class RunSettings:
 def write_atomic(path: Path, data: bytes, flush: bool = True) -> None:
     """Write ``data`` so that ``path`` is the old file or the whole new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        if flush:
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            if flush:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:  # a full disk must not also keep the part
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _number(value: Any) -> float | int | None:
@@ -201,11 +205,10 @@ class RunWriter:
 
     def _drop_files(self, step: int) -> None:
         """Remove arrays and trajectories from ``step`` on."""
-        for path in (*(self.folder / SAMPLES).glob("step-*.json"), *(self.folder / TURNS).glob("step-*.parquet")):
-            if int(_STEP_FILE.search(path.name).group(1)) >= step:
-                path.unlink()
-        for path in (self.folder / TURNS).glob("rows-*.parquet"):
-            first, last = map(int, _ROWS_FILE.search(path.name).groups())
+        for path in (*(self.folder / SAMPLES).iterdir(), *(self.folder / TURNS).iterdir()):
+            first, last = _range(path.name)
+            if not math.isfinite(first):
+                continue  # not a file of ours
             if first >= step:
                 path.unlink()
             elif last >= step:
@@ -242,11 +245,9 @@ class RunWriter:
 
     def _save_rows(self, parts: list[Path], before: int | None = None) -> None:
         """Join files into one; readers drop doubles, so a kill between writing and removing does no harm."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        tables = [_read_parquet(path) for path in parts]
-        table = pa.concat_tables(tables, promote_options="permissive")
+        table = _joined([_read_parquet(path) for path in parts])
         if before is not None:
             table = table.filter(pc.less(table["step"], before))
         if len(table):
@@ -312,7 +313,20 @@ def _read_parquet(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return pq.read_table(pa.BufferReader(path.read_bytes()))
+    try:
+        return pq.read_table(pa.BufferReader(path.read_bytes()))
+    except pa.ArrowException as error:  # some are ValueErrors, some are not: to the caller it is a file that cannot be read
+        raise OSError(f"{path.name}: not Parquet ({error})") from None
+
+
+def _joined(tables: list[Any]) -> Any:
+    """Tables below one another; a column that one of them lacks is null there."""
+    import pyarrow as pa
+
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise OSError(f"turns have columns of different kinds ({error})") from None
 
 
 # ----------------------------------------------------------------------------- reading
@@ -519,7 +533,7 @@ class RunReader:
         import pyarrow as pa
 
         live = self.steps[(self.steps >= first) & (self.steps <= (self.steps.max(initial=0) if last is None else last))]
-        tables, owned = [], np.zeros(0, dtype=np.int64)
+        tables, schema, owned = [], pa.schema([]), np.zeros(0, dtype=np.int64)
         # A step's own file wins over a joined one that has it too.
         for path in sorted(folder.glob("*.parquet"), key=lambda p: (p.name.startswith("rows-"), p.name)):
             low, high = _range(path.name)
@@ -528,6 +542,7 @@ class RunReader:
             try:
                 table = _read_parquet(path)
                 steps = table["step"].to_numpy()
+                schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
             except FileNotFoundError:
                 continue  # joined by the writer meanwhile
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
@@ -537,7 +552,7 @@ class RunReader:
             owned = np.union1d(owned, steps)
         if not tables:
             return None
-        table = pa.concat_tables(tables, promote_options="permissive").sort_by("step")
+        table = _joined(tables).sort_by("step")
         return {name: table[name].to_numpy() for name in table.column_names}
 
     def samples(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:

@@ -150,15 +150,15 @@ def ray_worker(limit_s: float = RAY_LIMIT_S) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ask the group to end, then end it; Ray's daemons follow their driver."""
+    """Ask the group to end, then end it, also where the probe itself is gone already; Ray's daemons follow their driver."""
     for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, sign)
         try:
+            os.killpg(process.pid, sign)
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             continue
+        except ProcessLookupError:
+            return
 
 
 if __name__ == "__main__":

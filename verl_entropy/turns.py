@@ -76,10 +76,10 @@ class Turns:
     @property
     def lengths_K(self) -> Tensor:
         """Tokens of the turn, at least 1."""
-        return self._segments[1]
+        return self.segments[1]
 
     @cached_property
-    def _segments(self) -> tuple[Tensor, Tensor]:
+    def segments(self) -> tuple[Tensor, Tensor]:
         """Flat position of the first token, and number of tokens, of each turn."""
         row, first, length = _runs(self.turn_RT >= 0)
         start = row * self.turn_RT.shape[1] + first
@@ -89,7 +89,7 @@ class Turns:
     @cached_property
     def _tokens_N(self) -> Tensor:
         """Flat positions of all tokens in turns, turn by turn."""
-        return _positions(*self._segments)
+        return _positions(*self.segments)
 
     @cached_property
     def _slot_RT(self) -> Tensor:

@@ -77,6 +77,13 @@ def test_help_of_every_command_fits_and_states_its_exit_codes(capsys, command):
     assert "exit codes: 0 done" in out and command.found in " ".join(out.split())
 
 
+@pytest.mark.parametrize("command", [c for c in cli.COMMANDS if c.name != "table"], ids=lambda c: c.name)
+def test_every_command_but_table_has_json(capsys, command):
+    with pytest.raises(SystemExit):
+        cli.main([command.name, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
 def test_the_commands_that_need_no_torch_do_not_import_it():
     code = (
         "import sys; from verl_entropy import cli\n"
@@ -119,6 +126,8 @@ def test_report_diff_and_advise_on_verls_own_log(capsys, tmp_path):
     assert code == int(bool(json.loads(out)["items"]))
     code, out, _ = run(capsys, "report", a, b, "--out", str(tmp_path / "r.html"), "--json")
     assert code == 0 and json.loads(out)["html"] == str(tmp_path / "r.html")
+    (tmp_path / "c.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(keepends=True)[:7]))
+    assert run(capsys, "diff", a, str(tmp_path / "c.jsonl"))[0] == 1  # equal as far as it goes, but shorter
     assert "<html" in (tmp_path / "r.html").read_text()[:200].lower()
     code, _, err = run(capsys, "report", str(tmp_path / "none.jsonl"))
     assert code == 2 and "none.jsonl" in err

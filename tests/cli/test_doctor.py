@@ -49,13 +49,13 @@ def test_every_wrapped_function_of_a_tested_version_has_a_fingerprint():
 
 
 def test_a_local_patch_of_verl_is_seen(capsys, monkeypatch):
-    original = compat._source
+    original = compat.source
 
     def patched(module):
         text = original(module)
         return text.replace("def validate_config(", "def validate_config(  # mine", 1) if module == "verl.utils.config" else text
 
-    monkeypatch.setattr(compat, "_source", patched)
+    monkeypatch.setattr(compat, "source", patched)
     assert fingerprint.changed(fingerprint.installed()) == ["verl.utils.config.validate_config"]
     code, out, _ = run(capsys, "--no-ray", "--json")
     assert code == 0 and statuses(out)[("plugin", "source of verl")] == "warn"

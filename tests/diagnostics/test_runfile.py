@@ -153,6 +153,32 @@ def test_broken_arrays_and_samples_are_left_out(tmp_path):
     ]
 
 
+def test_arrays_that_cannot_be_joined_are_an_io_error_to_the_writer_and_left_out_by_the_reader(tmp_path):
+    """The trainer gives up a run file on an OSError; any other error would end the training."""
+    with RunWriter(tmp_path, RunSettings(flush=False, join_every=3)) as writer:
+        for step in (1, 2):
+            writer.step(step, {}, {"entropy": [0.5]})
+        broken = tmp_path / "turns" / "step-000000001.parquet"
+        broken.write_bytes(b"PAR1 not really")
+        with pytest.raises(OSError, match="step-000000001"):
+            writer.step(3, {}, {"entropy": [0.5]})
+        broken.unlink()
+    with RunWriter(tmp_path, RunSettings(flush=False, join_every=3)) as writer, pytest.raises(OSError, match="different kinds"):
+        for step in (4, 5, 6):
+            writer.step(step, {}, {"entropy": ["a word"]})
+    run = RunReader(tmp_path)
+    assert run.turns()["step"].tolist() == [2] and any("unreadable" in p for p in run.problems)
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    write(tmp_path, range(1, 4))
+    foreign = [tmp_path / "samples" / "step-x.json", tmp_path / "turns" / "rows-a.parquet"]
+    for path in foreign:
+        path.write_text("mine")
+    write(tmp_path, [2])
+    assert all(path.read_text() == "mine" for path in foreign) and RunReader(tmp_path).steps.tolist() == [1, 2]
+
+
 def test_sizes_are_bounded(tmp_path):
     settings = RunSettings(
         flush=False, samples_every=1, max_samples=2, max_tokens=10, max_chars=1000, samples_mb=0.02, max_turns=100

@@ -125,7 +125,7 @@ def test_actions_on_an_eruption(action, save_freq, step, saves, stops, capsys):
     for x.step in range(60):
         x.entropy = 0.2 + 0.05 * max(x.step - 30, 0)
         side.step(x, {}, Words())
-    side._action = side.live.settings.on_eruption if side.live.detector.phase == "eruption" else "missed"
+    assert side.live.detector.phase == "eruption"
     side.act(trainer)
     side.act(trainer)
     assert len(saved) == saves and trainer.total_training_steps == (step if stops else 100)
@@ -150,6 +150,14 @@ def test_state_survives_and_older_ones_start_afresh(tmp_path, capsys):
         state.load(fresh, tmp_path / name)
         assert fresh.diagnostics.live.detector.seen == 0
     assert "start afresh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[]", b'{"state": 3}'])
+def test_a_damaged_state_is_named(tmp_path, text):
+    run = state.Run(plan.read({"algorithm": {"adv_estimator": "grpo", "entropy": {"diagnostics": {"enabled": True}}}}))
+    (tmp_path / state.FILE).write_bytes(text)
+    with pytest.raises(ConfigError, match="Resume from another checkpoint"):
+        state.load(run, tmp_path)
 
 
 def test_a_lost_disk_ends_the_run_file_only(tmp_path, capsys):

@@ -25,9 +25,8 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def matrix(model, tmp_path_factory):
-    names = [
-        f"{s}-{kind}-{options}" for s in STRATEGIES for options, _ in PATHS.values() for kind in ("full", "neutral", "stock")
-    ]
+    kinds = {"full": "", "stock": "", "neutral": "-logp=verl"}
+    names = [f"{s}-{kind}-{options}{end}" for s in STRATEGIES for options, _ in PATHS.values() for kind, end in kinds.items()]
     return run_ranks(model, tmp_path_factory.mktemp("cuda") / "out", names, 1)[0]
 
 

@@ -112,6 +112,6 @@ def test_after_import_runs_once_right_after_the_module(tmp_path, monkeypatch):
 def test_no_trainer_of_verl_overrides_a_seam(mode):
     """The seams are on the base class, so every mode of the V1 trainer passes through them."""
     pytest.importorskip("verl")
-    names = compat._names(compat.ast.parse(compat._source(f"verl.trainer.ppo.v1.trainer_{mode}")))
+    names = compat._names(compat.ast.parse(compat.source(f"verl.trainer.ppo.v1.trainer_{mode}")))
     seams = ("_compute_advantage", "_update_actor", "_save_checkpoint", "_load_checkpoint")
     assert not [n for n in names if n.endswith(tuple(f".{seam}" for seam in seams))]

@@ -52,6 +52,15 @@ def test_the_series_of_success_is_found_by_verls_names(tmp_path, keys, labels):
     assert all(rate.best == 0.5 and rate.converged == 0.25 and rate.best_spread is None for rate in rates)
 
 
+@pytest.mark.parametrize(("detector", "phases"), [(None, 1), ({"rise_share": 0.1}, 2), ({"rise_share": "x"}, 1), (7, 1)])
+def test_phases_are_found_by_the_runs_own_settings(tmp_path, detector, phases):
+    """Entropy rises by a third: less than the default of one half, and more than what this run's trainer looked for."""
+    config = {"algorithm": {"entropy": {"diagnostics": {"detector": detector}}}}
+    (run,) = load([written(tmp_path / "r", {P + "entropy": [0.6 + 0.02 * max(min(i - 30, 10), 0) for i in range(60)]}, config)])
+    assert len(run.spans) == phases
+    assert bool(run.reader.problems) == (detector not in (None, {"rise_share": 0.1}))
+
+
 def test_what_workers_report_is_found_behind_verls_prefix(tmp_path):
     run = written(tmp_path / "r", {"actor/verl_entropy/clipfrac_high": [0.1], "actor/verl_entropy/clipfrac_low": [0.2]})
     groups = group(load([run]))

@@ -140,6 +140,25 @@ def test_a_long_run_stays_small(tmp_path):
     assert page.stat().st_size < 3e5 and "mean of up to 112 neighbouring steps" in page.read_text()
 
 
+def test_what_is_printed_fits_a_terminal_and_commands_it_nothing(tmp_path):
+    lines = ({"step": s, "data": {"actor/entropy": 0.5, "val-core/\x1b[2J\u202eset/acc/mean@1": 0.5}} for s in range(1, 9))
+    run = tmp_path / "a run with quite a long name, as experiments have them in practice, and then some more of it.jsonl"
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = build_report([run, tmp_path / "gone"], tmp_path / "out.html").render()
+    assert "?[2J?set" in told and all(c.isprintable() or c == "\n" for c in told) and "not drawn" in told
+    assert [line for line in told.splitlines() if len(line) > 80 and len(line.split()) > 1] == []
+
+
+@pytest.mark.parametrize("word", ["x", None])
+def test_arrays_of_another_kind_cost_only_their_figures(tmp_path, word):
+    with RunWriter(tmp_path / "r", RunSettings(flush=False)) as writer:
+        for step in range(1, 80):
+            turns = {"turn": [word], "entropy": [word], "trajectory": [word], "advantage": [word], "interference": [word]}
+            writer.step(step, {P + "entropy": 0.2 + 0.05 * max(0, min(step - 40, 80 - step))}, turns)
+    report = build_report([tmp_path / "r"], tmp_path / "out.html")
+    assert {"turn_heat", "interference"} <= set(report.missing) and "entropy" not in report.missing
+
+
 def test_no_runs_is_an_error(tmp_path):
     with pytest.raises(RunFileError, match="no runs given"):
         build_report([], tmp_path)

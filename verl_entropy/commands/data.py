@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.commands.output import json_option, print_json
 from verl_entropy.config import ConfigError
 
 DEFAULTS = {"max_prompt_length": 2048, "max_response_length": 512}
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--recipes", default="recipes", help="folder of the recipes (default recipes)")
     more = {"nargs": "+", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
     settings.add_argument("--set", dest="overrides", help="data.env.*, data.max_prompt_length and the like", **more)
+    json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,9 +52,19 @@ def run(args: argparse.Namespace) -> int:
     found = source.tasks(settings.name, args.split, count=args.count, seed=args.seed, kwargs=settings.kwargs)
     file = args.out / f"{args.split}.parquet"
     write.write_parquet(source.rl_rows(found, settings.name, args.split, agent), file)
-    print(f"{file}: {len(found)} episodes of {settings.name}, split {args.split}, played by {agent}")
-    if args.expert:
-        _write_expert(args, run_settings, settings, found)
+    source.prepare(settings.name, found)
+    written = {"environment": settings.name, "split": args.split, "agent": agent, "file": str(file), "episodes": len(found)}
+    if not args.json:
+        print(f"{file}: {len(found)} episodes of {settings.name}, split {args.split}, played by {agent}")
+    expert = _write_expert(args, run_settings, settings, found) if args.expert else None
+    if args.json:
+        print_json({**written, "expert": expert})
+    elif expert:
+        print(f"{expert['file']}: {expert['turns']} turns of {expert['episodes']} expert episodes, at most {expert['tokens']} tokens")
+        print(f"(data.max_length of the SFT trainer must be at least {expert['tokens']})")
+        if expert["failed_seeds"]:
+            seeds = ", ".join(map(str, expert["failed_seeds"][:8])) + (" ..." if len(expert["failed_seeds"]) > 8 else "")
+            print(f"left out {len(expert['failed_seeds'])} episodes whose goal the expert did not reach (seeds {seeds})")
     return 0
 
 
@@ -115,7 +127,8 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings: Any, found: list) -> None:
+def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings: Any, found: list) -> dict[str, Any]:
+    """Play the episodes and write their turns; what was written."""
     from verl_entropy.data import write
     from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
     from verl_entropy.data.experts import REACTIVE, THOUGHT
@@ -142,6 +155,10 @@ def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings:
     file = args.out / f"{args.split}_expert.parquet"
     write.write_parquet(rows, file)
     longest = max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows)
-    print(f"{file}: {len(rows)} turns of {len(found) - len(failed)} expert episodes, at most {longest} tokens (data.max_length)")
-    if failed:
-        print(f"left out {len(failed)} episodes whose goal the expert did not reach (seeds {', '.join(map(str, failed[:8]))} ...)")
+    return {
+        "file": str(file),
+        "turns": len(rows),
+        "episodes": len(found) - len(failed),
+        "tokens": longest,
+        "failed_seeds": failed,
+    }

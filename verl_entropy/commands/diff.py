@@ -24,4 +24,4 @@ def run(args: argparse.Namespace) -> int:
         print_json(found.as_dict())
     else:
         print(found.render())
-    return int(bool(found.config or found.metrics or found.only_a or found.only_b))
+    return int(found.differs)

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.commands.output import json_option, print_json, to_json
 from verl_entropy.config import ConfigError
 
 
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, help="tasks of each split; left out: all of them")
     parser.add_argument("--seed", type=int, default=0, help="which tasks and which random numbers (default 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here, with every episode")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    json_option(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, help="default: the recipe's, else 0.4 (verl-agent's validation)")
     sampling.add_argument("--top-p", type=float, default=1.0)
@@ -49,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_entropy.commands.data import DEFAULTS, read_settings
     from verl_entropy.data import source
     from verl_entropy.evaluate.summary import summarise, table
+    from verl_entropy.runfile import write_atomic
 
     _check(args)
     found = read_settings(args.env, args.overrides, args.recipe, args.recipes)
@@ -72,8 +72,12 @@ def run(args: argparse.Namespace) -> int:
         **summarise(outcomes, time.monotonic() - started),
     }
     if args.out is not None:
-        _write(args.out, {**result, "outcomes": [vars(o) for o in outcomes]})
-    print(json.dumps(result, indent=1) if args.json else _text(result, table(result)))
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(args.out, to_json({**result, "outcomes": [vars(o) for o in outcomes]}).encode() + b"\n")
+    if args.json:
+        print_json(result)
+    else:
+        print(_text(result, table(result)))
     return 0
 
 
@@ -156,13 +160,3 @@ def _text(result: dict[str, Any], table: str) -> str:
     if failures:
         lines.append(f"{failures} episodes had no working environment and count as failures")
     return "\n".join(lines)
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

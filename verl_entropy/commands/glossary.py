@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from verl_entropy.commands.output import json_option, labelled, print_json
+from verl_entropy.commands.output import json_option, labelled, markdown_table, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +26,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([asdict(e) for e in entries])
     elif args.markdown:
-        print(markdown(entries))
+        rows = [(f"`{e.key}`", e.formula, e.unit, e.source) for e in entries]
+        print(markdown_table(("metric", "formula", "unit", "source"), rows))
     else:
         for e in entries:
             print(f"{e.key}  [{e.unit}]")
             print(labelled("", e.formula, column=0))
             print(labelled("source:", e.source, column=8))
     return 0
-
-
-def markdown(entries: list) -> str:
-    """A Markdown table of ``entries``."""
-    lines = ["| metric | formula | unit | source |", "|---|---|---|---|"]
-    for e in entries:
-        cells = (f"`{e.key}`", e.formula, e.unit, e.source)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)

@@ -13,10 +13,12 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from verl_entropy.commands.output import json_option, print_json
+from verl_entropy.commands.output import json_option, labelled, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from verl_entropy.judge import Endpoint
+
     parser.add_argument("run_path", metavar="run", help="folder of a run with stored trajectories")
     parser.add_argument("--endpoint", required=True, help="OpenAI-compatible base address, as https://host/v1")
     parser.add_argument("--model", required=True, help="name of the judging model at the endpoint")
@@ -31,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=0, metavar="STEP", help="first step (default 0)")
     parser.add_argument("--last", type=int, metavar="STEP", help="last step (default: the run's)")
     parser.add_argument("--limit", type=int, default=0, help="trajectories at most, spread over the run (default: all)")
-    parser.add_argument("--rpm", type=float, default=60.0, help="requests a minute at most; 0: no limit (default 60)")
+    parser.add_argument("--rpm", type=float, default=Endpoint.per_minute, help="requests a minute at most; 0: no limit (default %(default)g)")
     parser.add_argument("--workers", type=int, default=4, help="requests at a time (default 4)")
-    parser.add_argument("--retries", type=int, default=5, help="further attempts of a failed request (default 5)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds without an answer (default 60)")
-    parser.add_argument("--max-output", type=int, default=300, help="tokens of an answer at most (default 300)")
+    parser.add_argument("--retries", type=int, default=Endpoint.retries, help="further attempts of a failed request (default %(default)s)")
+    parser.add_argument("--timeout", type=float, default=Endpoint.timeout, help="seconds without an answer (default %(default)g)")
+    parser.add_argument("--max-output", type=int, default=Endpoint.max_output, help="tokens of an answer at most (default %(default)s)")
     parser.add_argument("--body", default="{}", metavar="JSON", help="further fields of a request; null takes one of ours away")
     json_option(parser)
 
@@ -136,10 +138,10 @@ def _print(outcome, cost: float | None) -> None:
     if outcome.mean is not None:
         print(f"score     {outcome.mean:.2f} of 10 on average (10: fully degenerate)")
     for text in outcome.failed[:5]:
-        print(f"failed    {text}")
+        print(labelled("failed", text, 0, 10))
     if len(outcome.failed) > 5:
         print(f"failed    and {len(outcome.failed) - 5} more")
     if outcome.stopped:
-        print(f"stopped   {outcome.stopped}")
+        print(labelled("stopped", outcome.stopped, 0, 10))
     if outcome.failed or outcome.stopped:
         print("Run the same command again to judge the rest.")

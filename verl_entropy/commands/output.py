@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 WIDTH = 80
@@ -19,8 +20,13 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout; JSON has no NaN or infinity, they become null."""
-    print(json.dumps(_finite(value), indent=1, allow_nan=False))
+    """One JSON value on stdout."""
+    print(to_json(value))
+
+
+def to_json(value: Any) -> str:
+    """``value`` as JSON text; JSON has no NaN or infinity, they become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
@@ -29,6 +35,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; bars in cells are escaped."""
+    cells = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {row} |" for row in cells)])
 
 
 def labelled(label: str, text: str, indent: int = 2, column: int = 12) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from verl_entropy import cli, registry
+from verl_entropy.commands.output import markdown_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,20 +20,15 @@ def run(args: argparse.Namespace) -> int:
 
 def algorithms() -> str:
     """One row per algorithm."""
-    lines = ["| algorithm | kind | what it does | when to use it | cost | key | source |", "|---|---|---|---|---|---|---|"]
-    for kind in registry.KINDS:
-        for a in registry.ALGORITHMS:
-            if a.kind == kind:
-                cells = (f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source)
-                lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    ordered = (a for kind in registry.KINDS for a in registry.ALGORITHMS if a.kind == kind)
+    rows = [(f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source) for a in ordered]
+    return markdown_table(("algorithm", "kind", "what it does", "when to use it", "cost", "key", "source"), rows)
 
 
 def commands() -> str:
     """One row per command, with what exit code 1 means."""
-    lines = ["| command | what it does | exit code 1 |", "|---|---|---|"]
-    lines += [f"| `verl-entropy {c.name}` | {c.help} | {c.found or '-'} |" for c in cli.COMMANDS]
-    return "\n".join(lines)
+    rows = [(f"`verl-entropy {c.name}`", c.help, c.found or "-") for c in cli.COMMANDS]
+    return markdown_table(("command", "what it does", "exit code 1"), rows)
 
 
 TABLES = {"algorithms": algorithms, "commands": commands}

@@ -38,7 +38,7 @@ _SAMPLED = {
     "representation/distance": ("Euclidean distance of the class means", "norm"),
     "representation/probe_auc": ("held-out AUC of a linear probe for correct; .5: no separation", "AUC"),
     "interference/drift": (
-        f"sum_j A_j c_j: what the update does to the mean log-likelihood ({_COSTLY})",
+        f"sum_j A_j c_j over the rollouts of a prompt, mean over prompts: pull on the mean log-likelihood ({_COSTLY})",
         "nats per unit of step",
     ),
     "interference/drift_positive": ("its part from positive advantages", "nats per unit of step"),

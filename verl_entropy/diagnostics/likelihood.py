@@ -9,6 +9,15 @@ from torch import Tensor
 from verl_entropy.turns import Turns
 
 
+def per_trajectory(mean_K: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    """Token sum and token mean of each trajectory from the token means of its turns, fp64 [J]; 0 for one without tokens."""
+    lengths = turns.lengths_K.double()
+    zeros = torch.zeros(turns.num_trajectories, dtype=torch.float64, device=mean_K.device)
+    total = zeros.index_add(0, turns.trajectory_K, mean_K.double() * lengths)
+    count = zeros.index_add(0, turns.trajectory_K, lengths)
+    return total, total / count.clamp_min(1.0)
+
+
 def trajectory_log_prob(log_prob_RT: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
     """Sum and token mean of the log-probability of each trajectory, fp32 [J]; 0 for a trajectory without trained tokens.
 

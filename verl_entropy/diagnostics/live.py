@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics of every step, from what the trainer has in memory anyway: old log-probs, their entropy, advantages, turns.
 
-No forward pass. Every function below says which metrics it gives, and that is the glossary:
-
-    python -m verl_entropy.diagnostics.live        prints it as Markdown
+No forward pass. Every function below says which metrics it gives, with formula, unit and source; with ``diagnostics.glossary`` that is
+what ``verl-entropy glossary`` prints.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -74,15 +72,6 @@ class Inputs:
         return {name: member for name, member in found.items() if member is not None and bool(member.any())}
 
 
-def _per_trajectory(value_K: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-    """Token sum and token mean of a turn mean per trajectory, fp64 [J]; 0 for one without tokens."""
-    lengths = turns.lengths_K.double()
-    zeros = torch.zeros(turns.num_trajectories, dtype=torch.float64, device=value_K.device)
-    total = zeros.index_add(0, turns.trajectory_K, value_K.double() * lengths)
-    count = zeros.index_add(0, turns.trajectory_K, lengths)
-    return total, total / count.clamp_min(1.0)
-
-
 # ----------------------------------------------------------------------------- episodes
 
 
@@ -122,7 +111,7 @@ def early_late_turns(x: Inputs) -> dict[str, float]:
         return {}
     turns = x.turns
     length_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories)
-    found = windows._window_means(x.mean_K("entropy_RT"), turns.index_K, length_J, turns.trajectory_K, x.settings.early_late)
+    found = windows.window_means(x.mean_K("entropy_RT"), turns.index_K, length_J, turns.trajectory_K, x.settings.early_late)
     return {"entropy_early/turns": found.early, "entropy_late/turns": found.late, "windows_overlap/turns": found.overlap}
 
 
@@ -137,7 +126,7 @@ def early_late_tokens(x: Inputs) -> dict[str, float]:
 
 def _end_tokens(entropy_RT: Tensor, turns: Turns, n: int) -> tuple[float, float]:
     """``windows_by_token`` for its two means, reading only the tokens in the windows (not every token of the batch)."""
-    start_K, length_K = turns._segments
+    start_K, length_K = turns.segments
     ends_K = length_K.cumsum(0)
     first = torch.searchsorted(turns.trajectory_K, torch.arange(turns.num_trajectories + 1, device=turns.device))
     ends = torch.cat([ends_K.new_zeros(1), ends_K])
@@ -182,7 +171,7 @@ def response_entropy(x: Inputs) -> dict[str, float]:
 def entropy_of_classes(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
-    _, mean_J = _per_trajectory(x.mean_K("entropy_RT"), x.turns)
+    _, mean_J = likelihood.per_trajectory(x.mean_K("entropy_RT"), x.turns)
     return {f"entropy_of/{name}": float(mean_J[member].mean()) for name, member in x.classes().items()}
 
 
@@ -200,7 +189,7 @@ _FIG5 = "SEAL, Fig. 5 and 10 (sum or mean is not said there)"
 def likelihood_of_classes(x: Inputs) -> dict[str, float]:
     if x.log_prob_RT is None:
         return {}
-    total_J, mean_J = _per_trajectory(x.mean_K("log_prob_RT"), x.turns)
+    total_J, mean_J = likelihood.per_trajectory(x.mean_K("log_prob_RT"), x.turns)
     found = {}
     for name, member in x.classes().items():
         found[f"likelihood/{name}_log_prob_sum"] = float(total_J[member].mean())
@@ -246,20 +235,8 @@ def predicted_change(x: Inputs) -> dict[str, float]:
 def aem_drift(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None or x.log_prob_RT is None or x.advantages_RT is None:
         return {}
-    found = _drift(x.mean_K("advantages_RT"), x.mean_K("log_prob_RT"), x.mean_K("entropy_RT"), x.turns)
-    return {f"aem_drift/{name}": value for name, value in found.items()}
-
-
-def _drift(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tensor, turns: Turns) -> dict[str, float]:
-    """``predictors.aem_drift`` from turn means that are there already."""
-    surprisal_K = -log_prob_K * turns.lengths_K
-    difference = {
-        "surprisal": surprisal_K - predictors._group_mean(surprisal_K, turns),
-        "surprisal_per_token": -log_prob_K - predictors._group_mean(-log_prob_K, turns),
-        "entropy_proxy": entropy_K - predictors._group_mean(entropy_K, turns),
-        "martingale": -log_prob_K - entropy_K,
-    }
-    return {name: float((advantage_K * d).sum() / max(turns.num_turns, 1)) for name, d in difference.items()}
+    found = predictors.aem_drift_of_turns(x.mean_K("advantages_RT"), x.mean_K("log_prob_RT"), x.mean_K("entropy_RT"), x.turns)
+    return {f"aem_drift/{name}": float(value) for name, value in found.items()}
 
 
 # ----------------------------------------------------------------------------- groups, actions, text
@@ -550,16 +527,3 @@ def find(key: str) -> Entry | None:
         if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), key):
             return entry
     return None
-
-
-def render_glossary() -> str:
-    """The glossary as a Markdown table, by key."""
-    lines = ["| metric | formula | unit | source |", "|---|---|---|---|"]
-    for entry in sorted(GLOSSARY, key=lambda e: e.key):
-        cells = (f"`{entry.key}`", entry.formula, entry.unit, entry.source)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_glossary() + "\n")

@@ -28,6 +28,9 @@ What it cannot do: tell an eruption from a trend as fast as ``rise`` within ``wi
 several steps; see an eruption that is complete within about two steps as one (it is called a step change); see one smaller than
 ``rise``, or in the first ``warmup`` steps; foretell one (the early signs below are hints and have no known error rate on real
 runs); say why entropy rose.
+
+The sign of interference has a value only every ``costly_every`` steps, so at the default of 10 it is silent for the first 90 steps and
+then some 30 steps late: set ``costly_every`` to 1 or 2 where it is to warn of anything.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def likelihood_covariance(log_prob_RT: Tensor, delta_log_prob_RT: Tensor, mask_R
     return -covariance_predictor(delta_log_prob_RT, log_prob_RT, mask_RT)
 
 
-def _group_mean(value_K: Tensor, turns: Turns) -> Tensor:
+def group_mean(value_K: Tensor, turns: Turns) -> Tensor:
+    """Mean of a turn's value over the turns of its prompt group, given to each of them, fp32 [K]."""
     zeros = torch.zeros(turns.num_groups, dtype=torch.float64, device=value_K.device)
     total = zeros.index_add(0, turns.group_K, value_K.double())
     count = zeros.index_add(0, turns.group_K, torch.ones_like(value_K, dtype=torch.float64))
@@ -79,13 +80,17 @@ def aem_drift(advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, tu
     Group means are a baseline only for turns that share their state (the first turn); later turns differ in
     state. Shapes [R, T]; 0-d results, 0 without turns.
     """
-    advantage_K, surprisal_K = turns.mean(advantages_RT), -turns.sum(log_prob_RT)
-    per_token_K, entropy_K = -turns.mean(log_prob_RT), turns.mean(entropy_RT)
+    return aem_drift_of_turns(turns.mean(advantages_RT), turns.mean(log_prob_RT), turns.mean(entropy_RT), turns)
+
+
+def aem_drift_of_turns(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tensor, turns: Turns) -> dict[str, Tensor]:
+    """``aem_drift`` from the token means of each turn, [K]."""
+    surprisal_K = -log_prob_K * turns.lengths_K
     difference = {
-        "surprisal": surprisal_K - _group_mean(surprisal_K, turns),
-        "surprisal_per_token": per_token_K - _group_mean(per_token_K, turns),
-        "entropy_proxy": entropy_K - _group_mean(entropy_K, turns),
-        "martingale": per_token_K - entropy_K,
+        "surprisal": surprisal_K - group_mean(surprisal_K, turns),
+        "surprisal_per_token": -log_prob_K - group_mean(-log_prob_K, turns),
+        "entropy_proxy": entropy_K - group_mean(entropy_K, turns),
+        "martingale": -log_prob_K - entropy_K,
     }
     return {name: (advantage_K * d).sum() / max(turns.num_turns, 1) for name, d in difference.items()}
 

@@ -4,7 +4,8 @@
 The driver numbers some trajectories and marks their tokens; each worker sums the hidden states of its marked tokens and keeps
 those of the picked ones, with their logits; one exchange between the ranks gives every rank the whole. Cost, every
 ``costly_every`` steps: no forward pass of its own; picked tokens x vocabulary x 10 bytes on each rank while it is computed
-(256 tokens and 152,000 words: 0.4 GB), and a product of [picked, vocabulary] with its transpose.
+(256 tokens and 152,000 words: 0.4 GB), and a product of [picked, vocabulary] with its transpose. In the exchange every rank's part
+is padded to the largest: 2 bytes x ranks x largest part x vocabulary more, for a moment.
 """
 
 from __future__ import annotations

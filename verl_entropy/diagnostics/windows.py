@@ -22,8 +22,11 @@ class EntropyWindows:
     """Share of trajectories shorter than 2n, whose two windows share units."""
 
 
-def _window_means(value: Tensor, rank: Tensor, length_J: Tensor, trajectory: Tensor, n: int) -> EntropyWindows:
-    """``value`` of units with their ``rank`` in their trajectory of ``length_J`` units."""
+def window_means(value: Tensor, rank: Tensor, length_J: Tensor, trajectory: Tensor, n: int) -> EntropyWindows:
+    """Windows of any units (turns or tokens): ``value``, ``rank`` and ``trajectory`` of each unit, ``length_J`` units a trajectory.
+
+    early = mean_j (1 / min(n, L_j)) sum_{rank < n} value, late likewise over rank >= L_j - n; in the unit of ``value`` (nats).
+    """
     if n < 1:
         raise ValueError(f"n={n}: must be >= 1 (units in a window). Use 10.")
     present = length_J > 0
@@ -46,7 +49,7 @@ def windows_by_turn(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWin
     the entropy of each environment step.
     """
     length_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories)
-    return _window_means(turns.mean(entropy_RT), turns.index_K, length_J, turns.trajectory_K, n)
+    return window_means(turns.mean(entropy_RT), turns.index_K, length_J, turns.trajectory_K, n)
 
 
 def windows_by_token(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWindows:
@@ -63,7 +66,7 @@ def windows_by_token(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWi
     start_J = length_J.cumsum(0) - length_J
     rank = torch.arange(len(order), device=order.device) - start_J[trajectory]
     row, column = row[order], column[order]
-    return _window_means(entropy_RT[row, column].float(), rank, length_J, trajectory, n)
+    return window_means(entropy_RT[row, column].float(), rank, length_J, trajectory, n)
 
 
 class CumulativeEntropy:

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 
 from verl_entropy import plugin
 from verl_entropy.config import ConfigError
-from verl_entropy.diagnostics import live, representation, sampling
+from verl_entropy.diagnostics import likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import PATH, Live
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
-from verl_entropy.runfile import RunSettings, RunWriter
+from verl_entropy.runfile import RunWriter
 
 SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
 COORDINATES = 8
@@ -138,10 +138,9 @@ class DiagnosticsSide:
         if s.folder is None or self.writer is not None:
             return
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-        settings = RunSettings(**{name: getattr(s, name) for name in RunSettings.__dataclass_fields__})
         name = str(config.trainer.get("experiment_name") or "")
         try:
-            self.writer = RunWriter(s.folder, settings, config=plain, name=name)
+            self.writer = RunWriter(s.folder, s, config=plain, name=name)
         except OSError as error:
             raise ConfigError(f"{PATH}.run_file.folder={s.folder}: cannot be written ({error}). Give another folder.") from None
 
@@ -238,7 +237,7 @@ def sampled_metrics(
         metrics[f"representation/{name}"] = value
     coefficient_J = torch.full((len(trajectory_J),), torch.nan)
     if bool(torch.isfinite(gram_JJ).all()):
-        advantage_J = live._per_trajectory(turns.mean(ctx.advantages_RT), turns)[1].float()[trajectory_J]
+        advantage_J = likelihood.per_trajectory(turns.mean(ctx.advantages_RT), turns)[1].float()[trajectory_J]
         group_J = turns.group_J[trajectory_J]
         parts = []
         for group in group_J.unique().tolist():

@@ -47,7 +47,7 @@ def _retarget(node: DictConfig, target: str, path: str) -> None:
     node["_target_"] = target
 
 
-def _check_names(chosen: plan.Plan) -> None:
+def check_names(chosen: plan.Plan) -> None:
     """The base and the loss must be registered by now; names of ours must really be ours."""
     from verl.trainer.ppo import core_algos
 
@@ -73,7 +73,7 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     if not chosen.active:
         return None
     checks.check(chosen, _plain(config))
-    _check_names(chosen)
+    check_names(chosen)
     arr = config.actor_rollout_ref
     with open_dict(config):
         _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")

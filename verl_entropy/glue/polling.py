@@ -4,10 +4,10 @@
 The V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
 of a small model, and longer than a whole step of a tiny one. ``+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2`` sets
 another; on the CPU backend the default is 0.05, elsewhere verl's 2 seconds stay.
- verl's ``trainer.v1.sampler.custom_sampler`` would take a subclass,
-but does not pass it the settings of ``algorithm.filter_groups``, so dynamic filtering would be lost without a
-word. The interval is therefore set on the buffer that the trainer has built, whatever its class: filtering,
-eviction and refill stay verl's.
+
+verl's ``trainer.v1.sampler.custom_sampler`` would take a subclass, but does not pass it the settings of
+``algorithm.filter_groups``, so dynamic filtering would be lost without a word. The interval is therefore set on the buffer that
+the trainer has built, whatever its class: filtering, eviction and refill stay verl's.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from verl_entropy.config import ALGORITHM_PATH, SEAL_PATH, ConfigError
 from verl_entropy.glue import methods_state
 from verl_entropy.glue.diagnostics_side import DiagnosticsSide
 from verl_entropy.plan import Plan
+from verl_entropy.runfile import write_atomic
 
 FILE = "verl_entropy.json"
 
@@ -43,11 +44,8 @@ class Run:
             ctx.info[name] = method.step(ctx)
 
     def state_dict(self) -> dict[str, Any]:
+        """State of every method by its name; ``load`` restores it."""
         return {name: method.state_dict() for name, method in self.methods.items()}
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        for name, method in self.methods.items():
-            method.load_state_dict(values[name])
 
 
 def batch_entropy(ctx) -> float | None:
@@ -86,12 +84,7 @@ def save(run: Run, folder: Path, step: int) -> None:
         "state": run.state_dict(),
         "diagnostics": None if run.diagnostics is None else run.diagnostics.state_dict(),
     }
-    temporary = folder / (FILE + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / FILE)
+    write_atomic(folder / FILE, json.dumps(content, indent=1, allow_nan=False).encode())
 
 
 def load(run: Run, folder: Path) -> None:
@@ -101,8 +94,10 @@ def load(run: Run, folder: Path) -> None:
     if path.is_file():
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # JSON or its encoding
             raise ConfigError(f"{path}: not valid JSON ({error}). Resume from another checkpoint.") from None
+        if not isinstance(content, dict) or not isinstance(content.get("state", {}), dict):
+            raise ConfigError(f"{path}: holds no state. Resume from another checkpoint.")
     _check_head(run.plan, content.get("head"), folder)
     saved = content.get("state", {})
     missing = [name for name in run.methods if name not in saved]

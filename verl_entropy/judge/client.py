@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from verl_entropy.judge.prompt import MAX_OUTPUT
+
 CHAT = "/chat/completions"
 MAX_REPLY = 2**20
 """Bytes of a reply that are read: a score needs some hundred."""
@@ -53,7 +55,7 @@ class Endpoint:
     timeout: float = 60.0
     """Seconds that a connection may be silent."""
     retries: int = 5
-    max_output: int = 300
+    max_output: int = MAX_OUTPUT
     first_wait: float = FIRST_WAIT
     body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of a request, over ours; None takes one away (models that want max_completion_tokens)."""

@@ -16,7 +16,9 @@ FORMAT = 1
 MAX_CHARS = 24_000
 """Characters of a trajectory that are judged, about 6000 tokens: beyond it the middle is left out."""
 MAX_REASON = 500
+"""Characters kept of a reason: 25 words are asked for."""
 MAX_PROBLEMS = 5
+"""Bad lines that are spelled out; the rest is counted."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,18 @@ from verl_entropy.report.runs import ENTROPY, P, Run, load
 TAIL = 20
 """Steps at the end of the run whose mean a rule looks at."""
 LOW_ENTROPY = 0.05
-"""Nats; below it a policy hardly samples two actions: half a percent of tokens at ln 2 make less."""
+"""Nats: as much as 7 % of the tokens between two equal choices (ln 2), the others certain. Above the detector's collapse_nats,
+because advice is of use before all is lost."""
+EARLY_OVER_LATE = 1.5
+FEW_GRADIENTS = 0.5
+ONE_SIDED, CLIPPED = 3.0, 0.005
+LESS_LIKELY, LESS_LIKELY_NATS = 0.25, 0.02
+FEW_VALID = 0.8
+REPEATED = 0.3
+MISMATCH = 0.02
+"""Thresholds of the rules: where a person who looks at the figure would stop at it. None is measured. In order: entropy of early over
+late turns; share of groups without gradient; clipped above over below, and the least share above; fall of the likelihood in parts and
+in nats per token; share of valid turns; share of repeated actions; mean difference of probabilities."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,7 @@ def _eruption(run: Run) -> Advice | None:
 
 def _early_growth(run: Run) -> Advice | None:
     early, late = _tail(run, P + "entropy_early/turns"), _tail(run, P + "entropy_late/turns")
-    if not early > 1.5 * late or _tail(run, P + "windows_overlap/turns") > 0.5:
+    if not early > EARLY_OVER_LATE * late or _tail(run, P + "windows_overlap/turns") > 0.5:
         return None
     return Advice(
         "the first turns are far less certain than the last",
@@ -119,7 +130,7 @@ def _early_growth(run: Run) -> Advice | None:
 
 def _zero_variance(run: Run) -> Advice | None:
     share = _tail(run, P + "group/zero_variance")
-    if not share > 0.5:
+    if not share > FEW_GRADIENTS:
         return None
     return Advice(
         "most groups give no gradient",
@@ -132,7 +143,7 @@ def _zero_variance(run: Run) -> Advice | None:
 def _one_sided_clip(run: Run) -> Advice | None:
     high, low = _tail(run, P + "clipfrac_high"), _tail(run, P + "clipfrac_low")
     values = run.series(ENTROPY)[1]
-    if not (high > 3.0 * low and high > 0.005) or len(values) < 2 or np.median(values[-TAIL:]) >= np.median(values[:TAIL]):
+    if not (high > ONE_SIDED * low and high > CLIPPED) or len(values) < 2 or np.median(values[-TAIL:]) >= np.median(values[:TAIL]):
         return None
     return Advice(
         "clipping cuts mostly rising tokens while entropy falls",
@@ -148,7 +159,7 @@ def _likelihood_falls(run: Run) -> Advice | None:
         return None
     start, end = float(np.median(values[:TAIL])), float(np.median(values[-TAIL:]))
     signs = [e for e in run.detector.events if e.name == "sign_likelihood"]
-    if not signs and end > start - max(0.25 * abs(start), 0.02):
+    if not signs and end > start - max(LESS_LIKELY * abs(start), LESS_LIKELY_NATS):
         return None
     where = f"; fell out of its range at step {signs[0].step}" if signs else ""
     return Advice(
@@ -161,7 +172,7 @@ def _likelihood_falls(run: Run) -> Advice | None:
 
 def _invalid(run: Run) -> Advice | None:
     valid = _tail(run, P + "valid_action_ratio")
-    if not valid < 0.8:
+    if not valid < FEW_VALID:
         return None
     return Advice(
         "many turns are invalid",
@@ -173,7 +184,7 @@ def _invalid(run: Run) -> Advice | None:
 
 def _repeats(run: Run) -> Advice | None:
     share = _tail(run, P + "repeated_action_ratio")
-    if not share > 0.3:
+    if not share > REPEATED:
         return None
     return Advice(
         "the agent repeats its actions",
@@ -185,7 +196,7 @@ def _repeats(run: Run) -> Advice | None:
 
 def _mismatch(run: Run) -> Advice | None:
     gap = _tail(run, "training/rollout_probs_diff_mean")
-    if not gap > 0.02:
+    if not gap > MISMATCH:
         return None
     return Advice(
         "trainer and sampler disagree",
@@ -208,9 +219,9 @@ def _step_change(run: Run) -> Advice | None:
 
 
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] = (
-    ("eruption", ENTROPY[:2], _eruption),
-    ("collapse", ENTROPY[:2], _collapse),
-    ("step change", ENTROPY[:2], _step_change),
+    ("eruption", ENTROPY, _eruption),
+    ("collapse", ENTROPY, _collapse),
+    ("step change", ENTROPY, _step_change),
     ("likelihood of valid trajectories", (P + "likelihood/valid_log_prob_mean",), _likelihood_falls),
     ("early and late entropy", (P + "entropy_early/turns",), _early_growth),
     ("groups without variance", (P + "group/zero_variance",), _zero_variance),
@@ -225,7 +236,7 @@ def advise_run(run: Run) -> AdviceList:
     """``advise`` for a run that was read already."""
     items, missing = [], {}
     for name, keys, rule in RULES:
-        if run.first_key(ENTROPY if keys == ENTROPY[:2] else keys) is None:
+        if run.first_key(keys) is None:
             missing[name] = " or ".join(keys)
             continue
         found = rule(run)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from verl_entropy.report.runs import Run, flatten, load
+from verl_entropy.report.text import printable
 
 NOT_COMPARED = ("timing_s/", "timing_per_token_ms/", "perf/", "actor/perf/", "critic/perf/", "training/off_policy/")
 """Prefixes of metrics that differ between two runs of the same seed: clocks, memory, scheduling."""
@@ -53,6 +54,11 @@ class Difference:
     steps: tuple[int, int, int]
     """Steps of a, of b, and in both."""
     problems: list[str]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is not the same: a setting, a metric, or the steps that there are."""
+        return bool(self.config or self.metrics or self.only_a or self.only_b or len(set(self.steps)) > 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for --json."""
@@ -134,7 +140,7 @@ def _end(values: np.ndarray) -> float | None:
 
 def short(text: Any, width: int) -> str:
     """``text`` on one line of at most ``width`` columns, cut in its middle; control characters are replaced."""
-    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    text = printable(text)
     if len(text) <= width:
         return text
     left = (width - 2) // 2

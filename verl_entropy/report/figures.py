@@ -17,6 +17,7 @@ from verl_entropy.report.success import series as success_series
 MAX_HEAT_STEPS = 200
 """Steps whose per-turn arrays are read for a map where no metric has it: each is a file or a part of one."""
 MAX_HEAT_TURNS = 64
+"""Rows of a map: more are thinner than three pixels. Agents' episodes have up to 50 turns."""
 MAX_SCATTER = 2000
 """Points before and after an eruption each; more hide one another."""
 
@@ -81,7 +82,7 @@ def _phase_legend(figure, runs: list[Run]) -> None:
 def turn_heat(groups: list[Group], most: int = 4) -> Panel:
     """Entropy by step and turn index, one map per group."""
     title = "Entropy by turn"
-    caption = "Mean entropy of a turn's tokens by its index in the episode; white: no such turn."
+    caption = "Mean entropy of a turn's tokens by its index in the episode; white: no such turn. Of several seeds: the first."
     found = [(group.runs[0].name, _heat(group.runs[0])) for group in groups]
     maps = [(name, heat) for name, heat in found if heat is not None]
     if not maps:
@@ -125,7 +126,7 @@ def _heat_of_turns(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     total, count = np.zeros((2, MAX_HEAT_TURNS, len(chosen)))
     for column, step in enumerate(chosen):
         part = run.reader.turns(int(step), int(step))
-        if part and "turn" in part and "entropy" in part:
+        if _numeric(part, "turn", "entropy"):
             value, turn = part["entropy"].astype(float), part["turn"].astype(int)
             known = np.isfinite(value) & (turn >= 0) & (turn < MAX_HEAT_TURNS)
             total[:, column] = np.bincount(turn[known], value[known], MAX_HEAT_TURNS)
@@ -233,10 +234,15 @@ def _cloud(axis, label: str, x: np.ndarray, y: np.ndarray, color: str, mark: str
         axis.plot(ends, at + slope * ends, color=color, linewidth=1.8)
 
 
+def _numeric(columns: dict[str, np.ndarray] | None, *names: str) -> bool:
+    """Whether the columns are there and hold numbers."""
+    return columns is not None and all(name in columns and columns[name].dtype.kind in "biuf" for name in names)
+
+
 def _pairs(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Step, advantage and coefficient of the stored trajectories that have both, thinned on each side of the eruption."""
     columns, span = run.turn_columns, plot.first_eruption(run)
-    if columns is None or span is None or not {"interference", "advantage", "trajectory"} <= set(columns):
+    if span is None or not _numeric(columns, "interference", "advantage", "trajectory"):
         return None
     advantage, value = columns["advantage"].astype(float), columns["interference"].astype(float)
     known = np.isfinite(value) & np.isfinite(advantage)

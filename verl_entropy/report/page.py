@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from verl_entropy.report import advice, figures, trajectories
 from verl_entropy.report.plot import MAX_POINTS, Panel
 from verl_entropy.report.runs import ENTROPY, Group, Run, differing, group, load_readable
 from verl_entropy.report.success import CONVERGED, SuccessRate, success_rates
-from verl_entropy.report.text import shown
+from verl_entropy.report.text import printable, shown
 from verl_entropy.runfile import RunFileError, write_atomic
 
 MAX_CASES = 8
@@ -28,6 +29,7 @@ MAX_CASES = 8
 MAX_KEYS = 20
 """Differing configuration keys in the table of settings."""
 MAX_CELL = 120
+"""Characters of a cell of a table; paths are longer, and what differs is seldom beyond it."""
 
 STYLE = (
     """
@@ -80,15 +82,20 @@ class Report:
             "problems": list(self.problems),
         }
 
-    def render(self) -> str:
-        """What was written and what could not be drawn, for a terminal."""
+    def render(self, width: int = 80) -> str:
+        """What was written and what could not be drawn, for a terminal of ``width`` columns."""
         lines = [f"report: {self.html}", f"figures: {len(self.pngs)} PNG files beside it"]
         for rate in self.success:
             lines.append(f"success: {rate.setting}, {rate.series}")
             text = f"  best {_spread(rate.best, rate.best_spread)}, after convergence {_converged(rate)}"
             lines.append(text.replace("\u00b1", "+-"))  # a terminal may know ASCII only
         lines += [f"not drawn: {name}: {why}" for name, why in self.missing.items()]
-        return "\n".join(lines + [f"problem: {text}" for text in self.problems])
+        lines += [f"problem: {text}" for text in self.problems]
+        wrapped = (
+            textwrap.fill(printable(line), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
+        return "\n".join(wrapped)
 
 
 def build_report(runs: Iterable[str | Path], out: str | Path, settings: Phases | None = None) -> Report:

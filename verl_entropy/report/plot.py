@@ -22,11 +22,13 @@ STYLES = ("-", "--", ":", "-.")
 WIDTH, HEIGHT = 5.4, 3.1
 """Inches: with 9-point text a figure reads well as half of a 1200-pixel page and across a phone."""
 DPI = 170
+"""900 pixels a figure: sharp on screens of twice the density at half a page, and 15 to 60 kB."""
 MAX_POINTS = 900
 """Points of a line: about one for every pixel of a figure's width."""
 MAX_STRIPS = 12
 """Runs whose phases get a strip of their own; more would not be legible."""
 MAX_LEGEND = 9
+"""Entries: three rows of three above the plot."""
 
 
 @dataclass

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from verl_entropy.config import ConfigError
 from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
+from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.judge.results import Judgement, read_results, trajectory_text
+from verl_entropy.memory import get
 from verl_entropy.runfile import STEPS, RunFileError, RunReader
 
 P = "verl_entropy/"
@@ -200,9 +204,21 @@ def _setting_of(run: Run) -> str:
     return "name:" + (_SEED_NAME.sub("", run.name) or run.name)
 
 
+def _read(path: str | Path, settings: Phases | None) -> Run:
+    """A run, with its own detector's settings unless others are given: a report then shows the phases that the trainer saw."""
+    reader = RunReader(path)
+    if settings is None:
+        try:
+            settings = read_live({"detector": get(reader.config, f"{DIAGNOSTICS}.detector")}).detector
+        except ConfigError as error:
+            reader.problems.append(f"phases by the default settings, because {error}")
+            settings = Phases()
+    return Run(reader, settings)
+
+
 def load(paths: Iterable[str | Path], settings: Phases | None = None) -> list[Run]:
     """Read every path; equal names get a number."""
-    return _named([Run(RunReader(path), settings or Phases()) for path in paths])
+    return _named([_read(path, settings) for path in paths])
 
 
 def _named(runs: list[Run]) -> list[Run]:
@@ -221,7 +237,7 @@ def load_readable(paths: Iterable[str | Path], settings: Phases | None = None) -
             continue
         seen.add(Path(path).resolve())
         try:
-            kept.append(Run(RunReader(path), settings or Phases()))
+            kept.append(_read(path, settings))
         except (RunFileError, OSError) as error:
             problems.append(str(error))
     if problems and not kept:

@@ -22,6 +22,7 @@ from verl_entropy.report.runs import Group, P, Run
 CONVERGED = 0.2
 """Part of a series taken as the end, our choice: five of the 25 validations that EPO's settings give (every 5 of 125 steps)."""
 MAX_SERIES = 6
+"""Validation sets that are looked at, in the order in which they were logged; a longer table is not read."""
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<data>.+)/(?P<what>acc|success|reward)/mean@(?P<n>\d+)$")
 _RANK = ("success", "acc", "reward")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a run as text of a page: nothing in it can become markup or turn the reading direction."""
+"""Text from a run, for a page and for a terminal: nothing in it becomes markup, a terminal's command, or turns the reading direction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories that are spelled out: control, format (direction marks), surrogates, private use, line separators."""
+
+
+def printable(text: Any) -> str:
+    """``text`` on one line, for a terminal: characters that cannot be printed are replaced."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
 def shown(text: Any) -> str:

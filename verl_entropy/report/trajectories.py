@@ -13,6 +13,7 @@ MAX_PAGE_TOKENS = 20_000
 """Coloured tokens on the page: about 1 MB of HTML, which a browser still scrolls."""
 MAX_TRAJECTORIES = 12
 MAX_TURN_CHARS = 4000
+"""On the page, shared by its runs (at least two of each, 24 in all), and of a turn: what a person reads."""
 SHADES = 12
 """Shades of the colour: more cannot be told apart."""
 FACTS = ("reward", "penalty", "valid", "action", "advantage")
