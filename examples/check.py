@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import shlex
 import sys
@@ -47,6 +48,20 @@ def gpus(config) -> Iterator[str]:
         yield f"Ray: {len(ready)} nodes with {each} GPUs are up, trainer.nnodes={nodes}. Wait for the others, or set trainer.nnodes."
 
 
+def mini_batch(config) -> Iterator[str]:
+    """verl's workers refuse a mini-batch that does not divide among them, but only at the first update."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // actor.fsdp_config.ulysses_sequence_parallel_size
+    size = actor.ppo_mini_batch_size
+    if size * n % ranks:
+        step = ranks // math.gcd(ranks, n)
+        near = max(1, round(size / step)) * step
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={size}: {size} x rollout.n={n} rows do not divide among {ranks} ranks. "
+            f"Set a multiple of {step}, such as {near}."
+        )
+
+
 def model(config) -> Iterator[str]:
     """The model's folder, or its files in the hub's cache: nothing is downloaded unasked."""
     path = config.actor_rollout_ref.model.path
@@ -65,15 +80,19 @@ def model(config) -> Iterator[str]:
         yield f"model: {path} is neither a folder nor in the cache. `hf download {path}` fetches it, or give --model-path FOLDER."
 
 
-def data(config, recipe_name: str) -> Iterator[str]:
-    """The files of `verl-entropy data`."""
+def data(config, recipes: str, overrides: list[str]) -> Iterator[str]:
+    """The files of `verl-entropy data`; the command that makes one has the run's own settings."""
     env = config.data.env.name
+    recipe_name = next((o.lstrip("+") for o in overrides if o.startswith("+")), "")
+    settings = [o for o in overrides if o.lstrip("+~").startswith(("parts/", "data.folder=", "data.env."))]
+    more = f" --set {shlex.join(settings)}" if settings else ""
     for key in ("train_files", "val_files"):
         files = config.data[key]
         for file in [files] if isinstance(files, str) else files:
             path = Path(file)
             if not path.is_file():
-                how = f"verl-entropy data {env} --split {path.stem} --out {shlex.quote(str(path.parent))} --recipe {recipe_name}"
+                how = f"verl-entropy data {env} --split {path.stem} --out {shlex.quote(str(path.parent))}"
+                how += f" --recipes {shlex.quote(recipes)} --recipe {recipe_name}{more}"
                 yield f"data.{key}: {file} is not there. `{how}` makes it."
 
 
@@ -123,11 +142,8 @@ def main(argv: list[str] | None = None) -> int:
     print("configuration: composes, and passes the checks of verl and verl-entropy")
     if config.data.warm_start == "expert":
         print("warm start: this model needs one before RL; recipes/warm_start/README.md has the two commands")
-    if args.dry_run:
-        return 0
-    experiment = next((o.lstrip("+") for o in args.overrides if o.startswith("+")), "")
-    checks = (gpus, model, functools.partial(data, recipe_name=experiment), environment, folder)
-    missing = [line for check in checks for line in check(config)]
+    checks = () if args.dry_run else (gpus, model, functools.partial(data, recipes=args.recipes, overrides=args.overrides), environment, folder)
+    missing = [line for check in (mini_batch, *checks) for line in check(config)]
     for line in missing:
         print(f"check: {line}", file=sys.stderr)
     return 2 if missing else 0

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 WORDS = """height reach up two down crash hang exit old gym sleep go nowhere goal last now can think hard stop
 iteration user assistant system continuous token synthetic 0 1 2 3 4 5 6 7 8 9 : , . - -> ..."""
-TAGS = "<think> </think> <action> </action>"
+TAGS = "<think> </think> <action> </action> <search> </search> <answer> </answer>"
 TEMPLATE = (
     "{% for m in messages %}<im_start> {{ m['role'] }} {{ m['content'] }} <im_end> {% endfor %}"
     "{% if add_generation_prompt %}<im_start> assistant {% endif %}"

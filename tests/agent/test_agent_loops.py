@@ -84,9 +84,31 @@ class TestStepwise:
         _, server = play(StepwiseAgentLoop, {**CLIMB, "stop_at_action": True}, up)
         assert server.calls[0][2]["stop_token_ids"] == [server.tokenizer.convert_tokens_to_ids("</action>")]
 
-    def test_stop_needs_a_tag_of_one_token(self):
-        with pytest.raises(ConfigError, match="stop_at_action"):
-            play(StepwiseAgentLoop, {**CLIMB, "stop_at_action": True, "action_tag": "act"}, up)
+    def test_stop_at_any_of_several_closing_tags(self):
+        env = {**CLIMB, "stop_at_action": True, "action_tags": ["search", "answer"], "max_turns": 1}
+        said = script("<think> up </think> <search> up </search>")
+        (session,), server = play(StepwiseAgentLoop, {**env, "prompt_template": "default"}, said, prompt_length=400)
+        assert "<search> </search>" in server.tokenizer.decode(session[0].prompt_ids)
+        assert server.calls[0][2]["stop_token_ids"] == server.tokenizer.convert_tokens_to_ids(["</search>", "</answer>"])
+        turn = session[0].extra_fields["turns"][0]
+        assert (turn["action"], turn["admissible"]) == ("<search> up </search>", False)  # of Climb's actions
+
+    @pytest.mark.parametrize("tags", [{"action_tag": "act"}, {"action_tags": ["search", "act"]}])
+    def test_stop_needs_tags_of_one_token(self, tags):
+        with pytest.raises(ConfigError, match="stop_at_action=True: </act>"):
+            play(StepwiseAgentLoop, {**CLIMB, "stop_at_action": True, **tags}, up)
+
+    @pytest.mark.parametrize(("limit", "valid"), [(5, False), (6, True)])
+    def test_an_action_longer_than_allowed_is_none(self, limit, valid):
+        env = {**CLIMB, "max_action_chars": limit, "max_turns": 1}
+        (session,), _ = play(StepwiseAgentLoop, env, script("up two"))
+        assert session[0].extra_fields["turns"][0]["valid"] is valid
+
+    def test_the_whole_answer_acts(self):
+        env = {**CLIMB, "action_format": "whole", "require_think": False}
+        (session,), _ = play(StepwiseAgentLoop, env, script("<think> hard </think> up"))
+        assert [row.extra_fields["turns"][0]["action"] for row in session] == ["up", "up"]
+        assert session[0].extra_fields["success"] and all(row.extra_fields["turns"][0]["valid"] for row in session)
 
 
 class TestSpan:
@@ -296,18 +318,23 @@ class TestBoth:
         sessions, _ = play(cls, CLIMB, lambda number, prompt: answer("up") if number == 0 else "", response_length=99)
         assert sessions == [[]] and "returned no tokens" in caplog.text
 
-    def test_special_token_tags_are_seen(self, cls, monkeypatch):
+    @pytest.mark.parametrize(
+        ("tag", "form"), [("think", {}), ("action", {}), ("search", {"action_tags": ["search", "answer"], "require_admissible": False})]
+    )
+    def test_special_token_tags_are_seen(self, cls, monkeypatch, tag, form):
         import agent_fakes
 
         def special():
             words = tokenizer()
             words.add_special_tokens(
-                {"additional_special_tokens": ["<im_start>", "<think>", "</think>", "<action>", "</action>"]}
+                {"additional_special_tokens": ["<im_start>", f"<{tag}>", f"</{tag}>"]}
             )
             return words
 
         monkeypatch.setattr(agent_fakes, "tokenizer", special)
-        (session,), _ = play(cls, CLIMB, up, response_length=99)
+        around = "search" if form else "action"
+        said = f"<think> hard </think> <{around}> up </{around}> <im_end>"
+        (session,), _ = play(cls, {**CLIMB, **form, "max_turns": 2}, lambda number, prompt: said, response_length=99)
         assert session[-1].extra_fields["reward_extra_info"]["valid_actions"] == 1.0
 
     def test_settings_of_the_agent_loop_file_win(self, cls):

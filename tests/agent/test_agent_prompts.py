@@ -67,6 +67,22 @@ def test_admissible_and_tags_are_settings():
     }
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "give one action from the list inside <action> </action>."),
+        ({"action_tags": ("search", "answer")}, "one action from the list: exactly one block <search> </search> or <answer> </answer>."),
+        ({"action_tags": ("do",), "require_think": False}, "Answer with one action from the list: exactly one block <do> </do>."),
+        ({"action_format": "whole"}, "<think> </think>, then give one action from the list and nothing else."),
+        ({"action_format": "whole", "show_admissible": False}, "then give your answer; all of it counts as your action."),
+    ],
+)
+def test_the_form_of_the_action_is_told(settings, says):
+    prompt = text(PromptBuilder(**settings))
+    assert prompt.endswith(says) and ("<action>" in prompt) == (not settings)
+    assert "1. open" not in prompt and "1 open" not in text(PromptBuilder(template="compact", **settings))
+
+
 @pytest.mark.parametrize("from_file", [False, True])
 def test_own_template(tmp_path, from_file):
     template = 'S{step} {task}|{observation}|{history}|{admissible}| {"json": {}} {other}'

@@ -4,8 +4,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from agent_envs import Climb
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
@@ -23,6 +25,18 @@ from verl_entropy.config import ConfigError
         ({"isolation": "fork"}, r"data\.env\.isolation='fork': allowed are auto, thread, process"),
         ({"action_tag": "<a>"}, r"data\.env\.action_tag='<a>'"),
         ({"action_tag": "Think"}, "must differ"),
+        ({"think_tag": "<t>"}, r"data\.env\.think_tag='<t>'.*think_tag=think"),
+        ({"max_action_chars": 0}, r"data\.env\.max_action_chars=0: must be >= 1"),
+        ({"action_tags": "search"}, r"data\.env\.action_tags='search': expected list"),
+        ({"action_tags": ["search", "<a>"]}, r"data\.env\.action_tags=\['search', '<a>'\]: names of.*Set data\.env\.action_tags="),
+        ({"action_tags": ["search", 1]}, "names of letters"),
+        ({"action_tags": ["search", "Search"]}, r"each name once.*Set data\.env\.action_tags="),
+        ({"action_tags": ["Think", "a"]}, "none of them data.env.think_tag='think'"),
+        ({"action_tags": ["a"], "action_format": "either"}, r"action_format='either': .* allows text only\. Set data\.env\.action_format=text"),
+        ({"action_tags": ["a"], "action_format": "whole"}, r"action_format='whole': .* allows text only"),
+        ({"action_tags": ["a"], "action_tag": "do"}, r"action_tag='do': data\.env\.action_tags=\['a'\] does not use it\. Set data"),
+        ({"action_format": "whole", "action_tag": "do"}, r"action_tag='do': data\.env\.action_format=whole does not use it"),
+        ({"action_format": "whole", "stop_at_action": True}, r"whole has no closing tag\. Set data\.env\.stop_at_action=False"),
         ({"invalid_action": "noop"}, r"data\.env\.noop_action=''"),
         ({"action_format": "number", "show_admissible": False}, "show_admissible=True"),
         ({"step_timeout_s": float("inf")}, "finite"),
@@ -45,6 +59,22 @@ def test_later_sections_win_and_kwargs_merge():
     assert (merged.name, merged.max_turns, merged.kwargs) == ("a:B", 6, {"x": 1, "y": 2})
     assert merged.pool_key != AgentSettings.from_mappings(first).pool_key
     assert pickle.loads(pickle.dumps(merged)) == merged
+
+
+@pytest.mark.parametrize(
+    ("env", "form"),
+    [
+        ("search", {"answer_tags": ("search", "answer"), "require_think": True}),
+        ("math", {"answer_tags": (), "invalid_action": "raw"}),
+        ("appworld", {"answer_tags": ("action",), "max_action_chars": 20_000}),
+        ("swe", {"answer_tags": ("action",), "max_action_chars": 20_000}),
+        ("alfworld", {"answer_tags": ("action",), "max_action_chars": 1000}),
+    ],
+)
+def test_recipes_choose_the_form_of_their_actions(env, form):
+    part = yaml.safe_load((Path(__file__).parents[2] / f"recipes/parts/env/{env}.yaml").read_text())
+    settings = AgentSettings.from_mappings(part["data"]["env"])
+    assert {key: getattr(settings, key) for key in form} == form
 
 
 def test_composes_in_verls_configuration():

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the benchmarks of this folder and write results.json, from which README.md takes its figures.
 
-python tests/benchmarks/run_all.py
+[VERL_AGENT_HOME=<checkout of 796ed31>] python tests/benchmarks/run_all.py
+
+Without the checkout the comparison with verl-agent is left out.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -48,17 +51,30 @@ def main() -> None:
         (f"diagnostics at their defaults, a step of {int(number):,} rows x 512 tokens, one core", f"{ms:.0f} ms")
         for number, ms in diagnostics["spread_ms"].items()
     ]
+    raw = {
+        "advantages": advantages,
+        "numerics": numerics,
+        "head": head,
+        "transforms": transforms,
+        "diagnostics": diagnostics,
+    }
+    if os.environ.get("VERL_AGENT_HOME"):
+        raw["verl_agent"] = measure("bench_verl_agent")
+        rows += [
+            (
+                f"GiGPO's {what} in verl-agent's code and in ours, 6,400 rows, one core",
+                f"{ms['verl-agent ms']:.0f} and {ms['ours ms']:.1f} ms",
+            )
+            for what, ms in (
+                ("step advantage", raw["verl_agent"]["verl_agent"]["step"]),
+                ("all", raw["verl_agent"]["verl_agent"]["all"]),
+            )
+        ]
     machine = advantages["machine"]
     report = {
         "machine": f"{machine['processor']}, {machine['threads']} thread, torch {machine['torch']}",
         "rows": [{"what": what, "value": value} for what, value in rows],
-        "raw": {
-            "advantages": advantages,
-            "numerics": numerics,
-            "head": head,
-            "transforms": transforms,
-            "diagnostics": diagnostics,
-        },
+        "raw": raw,
     }
     (HERE / "results.json").write_text(json.dumps(report, indent=1) + "\n")
 

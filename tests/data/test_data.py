@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ pytest.importorskip("pyarrow")
 import pandas as pd
 
 from verl_entropy import cli
-from verl_entropy.data import experts, source
+from verl_entropy.data import experts, source, write
 from verl_entropy.data.expert_turns import Noise, TurnWriter, collect, play, prompt_builder
 from verl_entropy.quickstart import build
 
@@ -98,7 +99,14 @@ def test_rows_are_the_same_again_and_hold_what_the_agent_loop_reads(tmp_path):
         assert run("household", "--split", "unseen", "--count", 5, "--seed", 2, "--out", tmp_path / out) == 0
     a, b = (pd.read_parquet(tmp_path / out / "unseen.parquet").to_dict("records") for out in ("a", "b"))
     assert repr(a) == repr(b) and len({row["extra_info"]["seed"] for row in a}) == 5
-    assert all(row["extra_info"]["options"]["split"] == "unseen" and row["agent_name"] == "stepwise_env" for row in a)
+    assert all(row["extra_info"]["options"] == '{"split": "unseen"}' and row["agent_name"] == "stepwise_env" for row in a)
+
+
+def test_what_was_written_is_told_as_json(tmp_path, capsys):
+    assert run("household", "--split", "unseen", "--count", 5, "--out", tmp_path, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["episodes"], told["agent"], told["expert"]) == (5, "stepwise_env", None)
+    assert len(pd.read_parquet(told["file"])) == 5
 
 
 def test_a_class_without_splits_gets_seeds():
@@ -107,10 +115,25 @@ def test_a_class_without_splits_gets_seeds():
     assert not {t.seed for t in train} & {t.seed for t in source.tasks(PLAIN, "train", count=3, seed=1)}
 
 
-def test_an_environment_with_splits_gives_them_whole_and_an_absent_option_is_none():
+def test_an_environment_with_splits_gives_them_whole():
     rows = source.rl_rows(source.tasks(CORRIDOR, "test", count=None), CORRIDOR, "test")
-    assert [row["extra_info"]["options"] for row in rows] == [{"start": None}, {"start": 1}, {"start": 2}, {"start": 3}]
+    assert [json.loads(row["extra_info"]["options"]) for row in rows] == [{}, {"start": 1}, {"start": 2}, {"start": 3}]
     assert rows[1]["prompt"][0]["content"] == "test 1" and rows[0]["extra_info"]["task_type"] == "walk"
+
+
+def test_files_of_several_environments_are_one_data_set(tmp_path):
+    """Options of the same name and another type, and none at all: verl's own data set joins the files, the agent loop reads each."""
+    pytest.importorskip("verl.experimental.agent_loop.agent_loop")
+    import datasets
+
+    from verl_entropy.agent.loop import _options
+
+    wanted = [{"task": "boil", "variation": 3}, {"task": 7, "split": "test"}, {}]
+    files = [tmp_path / f"{i}.parquet" for i in range(3)]
+    for file, options in zip(files, wanted, strict=True):
+        write.write_parquet(source.rl_rows([source.Task(1, options)], "any", "train"), file)
+    parts = [datasets.load_dataset("parquet", data_files=str(file), cache_dir=str(tmp_path / "cache"))["train"] for file in files]
+    assert [_options(row["extra_info"]) for row in datasets.concatenate_datasets(parts)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -211,6 +234,30 @@ def test_a_replayed_solution_has_its_thought_and_number():
     rows, failed = collect(writer_for(CORRIDOR, action_format="number"), source.tasks(CORRIDOR, "train", count=2), thought="go {action}")
     assert not failed and len(rows) == 6
     assert rows[0]["messages"][-1]["content"] == "<think> go right </think> <action> 2 </action>"
+
+
+SEARCH = {"action_tags": ["search", "answer"], "show_admissible": False}
+WHOLE = {"action_format": "whole", "show_admissible": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "form", "prompt", "answer"),
+    [
+        ("search", "bm25s", SEARCH, "one block <search> </search> or <answer>", r"<think> .* </think> <(search|answer)> [^<]+ </\1>"),
+        ("math", "math_verify", WHOLE, "all of it counts as your action", r"<think> .* </think> \\boxed\{.+\}"),
+    ],
+)
+def test_experts_write_the_form_that_the_loop_reads(name, needs, form, prompt, answer):
+    pytest.importorskip(needs)
+    from verl_entropy.agent.parsing import parse_response
+
+    rows, failed = collect(writer_for(name, **form), source.tasks(name, "train", count=3))
+    assert rows and not failed
+    options = {key: value for key, value in form.items() if key != "show_admissible"}
+    for row in rows:
+        *_, asked, given = (message["content"] for message in row["messages"])
+        assert prompt in asked and "<action>" not in asked + given and re.fullmatch(answer, given, re.DOTALL)
+        assert parse_response(given, strict=True, **options).valid()
 
 
 def test_an_episode_whose_goal_is_not_reached_is_left_out(tmp_path, checkpoint, capsys):

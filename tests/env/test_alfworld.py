@@ -74,6 +74,18 @@ def test_a_game_folder_is_played_as_a_download(tmp_path, monkeypatch):
         cls(split="train", **settings)
 
 
+@needs_alfworld
+def test_games_of_a_data_set_are_made_beforehand_and_once(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("VERL_ENTROPY_CACHE", str(tmp_path))
+    cls, row = envs.resolve("alfworld"), {"split": "seen", "task_type": "pick_and_place_simple", "index": 0}
+    cls.prepare([row, row, {"game": "a downloaded one"}])
+    (made,) = tmp_path.rglob("game.tw-pddl")
+    assert "making 1 ALFWorld games" in capfd.readouterr().err
+    cls.prepare([row])
+    assert not capfd.readouterr().err and alfworld_games.game(*row.values()) == made
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_without_the_package_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"alfworld.*pip install alfworld.*GPL-3"):

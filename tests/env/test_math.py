@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mathematics: only the last box counts, equality is mathematical, and hostile answers cost a bounded time."""
 
+import asyncio
 import time
 
 import pytest
 
 pytest.importorskip("math_verify")
 
+from verl_entropy.agent.episode import EpisodeRunner
+from verl_entropy.agent.pool import EnvPool
+from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.envs import math_verifier
 from verl_entropy.envs.math import MathEnv, compute_score, last_boxed
 from verl_entropy.envs.math_problems import SIZES, SPLITS, problems
@@ -23,10 +27,20 @@ from verl_entropy.envs.math_problems import SIZES, SPLITS, problems
         (r"\boxed{}", None),
         ("42", None),
         ("\\boxed", None),
+        (r"\boxed} \boxed{", None),
+        (r"\boxed\{5\}", None),
+        (r"} \boxed{\boxed{6}} {", "6"),
     ],
 )
 def test_the_last_complete_box_counts(text, content):
     assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize("text", ["\\boxed{" * 100_000, "\\boxed{" * 50_000 + "}" * 50_000, "{}" * 200_000, "\\boxed{1} " * 50_000])
+def test_a_degenerate_answer_is_read_in_linear_time(text):
+    started = time.process_time()
+    last_boxed(text)
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,40 @@ def test_reward_and_end():
         text = action % env._problem.answer if "%" in action else action
         _, reward, terminated, truncated, info = env.step(text)
         assert (reward, terminated, truncated, info["won"]) == (float(won), True, False, won)
+
+
+@pytest.mark.parametrize(
+    ("text", "won", "valid"),
+    [
+        (r"It is \boxed{%s}.", True, True),
+        (r"<think> maybe \boxed{-1} </think> It is \boxed{%s}.", True, True),
+        ("step by step " * 1000 + r"\boxed{%s}", True, True),  # far longer than a command
+        (r"\boxed{%s}" + " as was to be shown" * 10, True, True),  # the box is not in the last characters
+        (r"<think> \boxed{%s} </think> It is \boxed{-1}.", False, True),  # what follows the thought counts
+        (r"<think> so \boxed{%s}" + " and again" * 10, True, False),  # cut: invalid, and judged as verl's own rollout would
+        (r"<action> \boxed{%s} </action>", True, True),
+        ("%s", False, True),
+    ],
+)
+def test_the_whole_answer_is_judged_in_the_agent_loop(text, won, valid):
+    env = MathEnv()
+    env.reset(seed=5)
+    answer = text % env._problem.answer
+    settings = AgentSettings.from_mappings({"name": "math", "action_format": "whole", "require_think": False})
+
+    class Scripted:
+        async def act(self, state):
+            return answer
+
+    async def main():
+        pool = EnvPool(lambda: env, num_envs=1)
+        try:
+            return (await EpisodeRunner(settings, pool).run(Scripted, seed=5))[0]
+        finally:
+            pool.close()
+
+    episode = asyncio.run(main())
+    assert (episode.success, episode.episode_return, episode.turns[0].valid) == (won, float(won), valid)
 
 
 def test_bundled_problems_are_right():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search QA: grammar, metrics, both retrievers with their failures, and that the bundled questions can be answered."""
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -11,6 +12,11 @@ import pytest
 
 pytest.importorskip("bm25s")
 
+from verl_entropy.agent.episode import EpisodeRunner
+from verl_entropy.agent.parsing import format_response, parse_response
+from verl_entropy.agent.pool import EnvPool
+from verl_entropy.agent.prompts import PromptBuilder
+from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.envs import search_retriever
 from verl_entropy.envs.search import SearchEnv, exact_match, f1_score, parse_action
 from verl_entropy.envs.search_corpus import SPLITS, world
@@ -81,6 +87,59 @@ def test_f1_reward_wrong_answers_and_turn_limit():
     assert terminated and 0 < reward < 1 and reward == info["f1"] and not info["won"]
     env.reset(seed=0)
     assert "neither" in env.step("what?")[0] and env.step("<search>x</search>")[3]
+
+
+# ----------------------------------------------------------------------------- Search-R1's protocol in the agent loop
+
+TAGS = ("search", "answer")
+
+
+def play(env, texts, seed=0):
+    """An episode of the agent loops' runner with these responses, and what the model was told."""
+    settings = AgentSettings.from_mappings({"name": "search", "action_tags": list(TAGS), "invalid_action_penalty": 0.01})
+    prompts, seen = PromptBuilder(4, False, action_tags=TAGS), []
+
+    class Scripted:
+        async def act(self, state):
+            seen.append(prompts.messages(state.task, state.observation, state.history, state.admissible, state.step)[-1]["content"])
+            return texts[state.step - 1]
+
+    async def main():
+        pool = EnvPool(lambda: env, num_envs=1)
+        try:
+            return (await EpisodeRunner(settings, pool).run(Scripted, seed=seed))[0]
+        finally:
+            pool.close()
+
+    return asyncio.run(main()), seen
+
+
+def test_bare_blocks_play_an_episode():
+    env = SearchEnv()
+    env.reset(seed=3)
+    experts = env.expert_actions()
+    episode, prompts = play(env, [f"<think>I wonder.</think>\n{action}" for action in experts], seed=3)
+    assert episode.success and episode.penalty == 0 and all(turn.valid for turn in episode.turns)
+    assert [turn.action for turn in episode.turns] == experts
+    assert all("exactly one block <search> </search> or <answer> </answer>" in p and "<action>" not in p for p in prompts)
+    assert f"action: {experts[0]}\n" in prompts[-1] + "\n" and "<information>" in prompts[-1]
+
+
+def test_an_answer_without_one_block_is_invalid_and_the_environment_says_how():
+    texts = ["<think>t</think> Lake X", "<think>t</think><search>a</search><answer>b</answer>", "<think>t</think><answer>no</answer>"]
+    episode, prompts = play(SearchEnv(), texts)
+    assert [turn.valid for turn in episode.turns] == [False, False, True] and episode.penalty == pytest.approx(0.02)
+    assert "neither a search nor an answer" in prompts[1] and episode.ended == "terminated" and not episode.success
+
+
+def test_the_experts_answers_are_well_formed_although_their_thoughts_name_the_action():
+    env = SearchEnv()
+    env.reset(seed=0)
+    for action in env.expert_actions():
+        parsed = parse_response(format_response(action, f"The next step is: {action}", action_tags=TAGS), action_tags=TAGS, strict=True)
+        assert parsed.valid() and parsed.action == action
+        env.step(parsed.action)
+    assert env._won
 
 
 # ----------------------------------------------------------------------------- a retrieval server

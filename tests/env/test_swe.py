@@ -118,7 +118,7 @@ def test_leaving_early_or_printing_a_report_is_no_pass(code):
 def test_memory_file_size_and_output_are_bounded(code):
     started = time.monotonic()
     assert not LocalRunner(timeout_s=3.0, memory_mb=256).run(files(code)).passed
-    assert time.monotonic() - started < 8.0
+    assert time.monotonic() - started < 30.0  # and not for ever; a busy machine takes its time
 
 
 def test_a_hang_is_killed_with_its_children():
@@ -126,7 +126,7 @@ def test_a_hang_is_killed_with_its_children():
     code = f"import subprocess, sys, time\ndef f():\n    {child}\n    time.sleep(60)\n"
     started = time.monotonic()
     report = LocalRunner(timeout_s=1.0).run(files(code))
-    assert "stopped after 1 s" in report.output and time.monotonic() - started < 5.0
+    assert "stopped after 1 s" in report.output and time.monotonic() - started < 30.0
     for _ in range(100):  # a killed process is gone a moment later
         left = [p for p in psutil.process_iter(["cmdline", "status"]) if "time.sleep(77)" in " ".join(p.info["cmdline"] or ())]
         left = [p for p in left if p.info["status"] != psutil.STATUS_ZOMBIE]

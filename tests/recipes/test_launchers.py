@@ -3,6 +3,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from verl_entropy import cli
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = EXAMPLES.parent / "recipes"
@@ -19,7 +22,8 @@ CALL = re.compile(r'launch\.sh" (\S+) (\S+) (\d+) (\d+)(.*) --name (\S+) "\$@"')
 
 
 def bash(*args, **env):
-    environment = {**os.environ, "PYTHON": sys.executable, **env}
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "VERL_ENTROPY_"))}  # the tests may be a job, too
+    environment = {**outside, "PYTHON": sys.executable, **env}
     return subprocess.run(["bash", *map(str, args)], capture_output=True, text=True, timeout=300, env=environment)
 
 
@@ -33,6 +37,45 @@ def test_the_name_says_what_is_started(path):
     method = said["method"]
     assert method in (f"{paper}_{recipe.split('=')[1]}", recipe.split("=")[1])
     assert (RECIPES / f"{recipe.replace('=', '/')}.yaml").is_file() and (RECIPES / f"parts/model/{model}.yaml").is_file()
+
+
+def test_a_mini_batch_that_the_gpus_do_not_divide_is_found_before_the_start(monkeypatch, capsys):
+    pytest.importorskip("verl")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import check
+
+    arguments = ["--recipes", str(RECIPES), "--dry-run", "--", "+repo/appworld=loop", "actor_rollout_ref.actor.ppo_mini_batch_size=21"]
+    assert check.main(arguments) == 2
+    assert "21 x rollout.n=6 rows do not divide among 24 ranks. Set a multiple of 4, such as 20." in capsys.readouterr().err
+    assert check.main([*arguments, "trainer.nnodes=1", "trainer.n_gpus_per_node=2"]) == 0
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    """A PYTHON that prints its arguments, a line each."""
+    program = tmp_path_factory.mktemp("bin") / "python"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda p: p.stem)
+def test_every_dry_run_checks_a_configuration_that_composes(path, echo, tmp_path):
+    """The real shell scripts; what they hand to check.py is composed here, and fits the cluster of the name."""
+    pytest.importorskip("verl")
+    from verl_entropy.data import recipe
+
+    done = bash(path, "--dry-run", "--data", tmp_path, PYTHON=echo)
+    assert done.returncode == 0, done.stderr
+    command, *arguments = done.stdout.splitlines()
+    settings = arguments[arguments.index("--") + 1 :]
+    assert "--dry-run" in arguments and set(settings) <= set(shlex.split(command))
+    config = recipe.compose(settings, RECIPES)
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    gpus = trainer.nnodes * trainer.n_gpus_per_node
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n % gpus == 0
+    assert trainer.n_gpus_per_node % rollout.tensor_model_parallel_size == 0
+    assert trainer.experiment_name == path.stem and config.data.train_files.startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=lambda p: p.stem)
@@ -78,7 +121,8 @@ def test_skypilot(path):
 @pytest.mark.skipif(shutil.which("shellcheck") is None and not (Path(sys.executable).parent / "shellcheck").exists(), reason="no shellcheck")
 def test_shellcheck_is_clean():
     program = shutil.which("shellcheck") or Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([program, *EXAMPLES.glob("*.sh"), *(EXAMPLES / "slurm").glob("*.sh")], capture_output=True, text=True)
+    scripts = [*EXAMPLES.rglob("*.sh"), *EXAMPLES.rglob("*.slurm")]
+    done = subprocess.run([program, *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -118,15 +162,20 @@ def test_a_real_start_names_everything_that_is_missing(tmp_path, monkeypatch, ca
     """check.py with the checks before a start: no GPU, no model, no data here; nothing is fetched."""
     pytest.importorskip("verl")
     torch = pytest.importorskip("torch")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import check
 
     overrides = ["+seal/webshop=grpo", "parts/env=webshop_like", f"data.folder={tmp_path}/data", f"trainer.default_local_dir={tmp_path}/run"]
-    overrides.append("data.env.kwargs.reward=nothing")
+    overrides += ["data.env.kwargs.reward=nothing", "actor_rollout_ref.model.path=nobody/no-such-model"]
     assert check.main(["--recipes", str(RECIPES), "--", *overrides]) == 2
     error = capsys.readouterr().err
-    for part in ("GPUs: 0 here", "hf download Qwen/", "verl-entropy data webshop_like --split train", "environment webshop_like: ValueError"):
+    for part in ("GPUs: 0 here", "hf download nobody/no-such-model", "environment webshop_like: ValueError"):
         assert part in error, error
+    # The command that it gives for missing data works as it stands.
+    how = re.search(r"`(verl-entropy data webshop_like --split test .*?)`", error)[1]
+    argv = [word for word in shlex.split(how)[1:] if not word.startswith("data.env.kwargs.reward")]
+    assert cli.main([*argv[:2], "--count", "3", *argv[2:]]) == 0
+    assert check.main(["--recipes", str(RECIPES), "--", *overrides]) == 2
+    assert "--split test" not in capsys.readouterr().err

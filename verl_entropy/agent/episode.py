@@ -151,10 +151,12 @@ class EpisodeRunner(Generic[P]):
             admissible,
             think_tag=s.think_tag,
             action_tag=s.action_tag,
+            action_tags=s.action_tags,
             require_think=s.require_think,
             think_in_prompt=s.think_in_prompt,
             strict=s.strict_format,
             action_format=s.action_format,
+            max_action_chars=s.max_action_chars,
         )
         action = executed_action(
             parsed,
@@ -163,6 +165,7 @@ class EpisodeRunner(Generic[P]):
             invalid_action=s.invalid_action,
             noop_action=s.noop_action,
             require_admissible=s.require_admissible,
+            action_format=s.action_format,
         )
         return parsed, action
 

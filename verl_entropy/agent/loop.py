@@ -74,12 +74,13 @@ class TextEnvAgentLoop(AgentLoopBase):
             s.action_format,
             think_tag=s.think_tag,
             action_tag=s.action_tag,
+            action_tags=tuple(s.action_tags),
             require_think=s.require_think,
             system_prompt=s.system_prompt,
             overlong=s.overlong_prompt,
         )
         special = set(self.tokenizer.all_special_tokens)
-        tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, s.action_tag)}
+        tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, *s.answer_tags)}
         self._skip_special_tokens = not special & tags
         self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
 
@@ -209,14 +210,16 @@ class TextEnvAgentLoop(AgentLoopBase):
         return "raise" if filtered else "drop"
 
     def _closing_tag_ids(self) -> list[int]:
-        tag = f"</{self.settings.action_tag}>"
+        return [self._single_token(f"</{tag}>") for tag in self.settings.answer_tags]
+
+    def _single_token(self, tag: str) -> int:
         ids = self.tokenizer.encode(tag, add_special_tokens=False)
         if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
             raise ConfigError(
                 f"{PATH}.stop_at_action=True: {tag} is not one token of this tokenizer, and verl's rollout "
                 f"servers stop at single tokens only. Set {PATH}.stop_at_action=False, or use one-token tags."
             )
-        return ids
+        return ids[0]
 
 
 @functools.cache

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the text of a response to an action, and back.
 
-Format (verl-agent's): a thought in ``<think> </think>``, then one action in ``<action> </action>``. An answer
-is well formed if each tag is there exactly once and in this order; text outside the tags is allowed unless
+A thought in ``<think> </think>``, then one action, in one of three forms:
+
+    one tag       ``<action> go north </action>`` (verl-agent's): the action is what stands inside
+    action_tags   ``<search> words </search>`` or ``<answer> text </answer>`` (Search-R1's): the action is the block
+                  with its tags, since they say what it does
+    whole         no tags: the action is all that follows the thought, or everything where there is none
+
+An answer is well formed if each tag is there exactly once and in this order; text outside the tags is allowed unless
 ``strict``. A tag that is mentioned inside the thought counts as a second one: the answer is then ambiguous,
 so it is not well formed.
 """
@@ -12,10 +18,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_ACTION_CHARS = 1000
-"""A longer tagged action is no action: a command or a query fits in a few sentences."""
+"""Default of ``max_action_chars``: a command or a query fits in a few sentences (code does not: set more)."""
 
 RAW_CHARS = 30
 """Characters of a response without an action that are executed: its end, as verl-agent does."""
@@ -45,36 +51,56 @@ def parse_response(
     *,
     think_tag: str = "think",
     action_tag: str = "action",
+    action_tags: Sequence[str] = (),
     require_think: bool = True,
     think_in_prompt: bool = False,
     strict: bool = False,
     action_format: str = "text",
+    max_action_chars: int = MAX_ACTION_CHARS,
 ) -> ParsedAction:
     """Read the thought and the action of a response; linear in its length, for any text.
 
-    ``action_format``: "text", "number" (1-based place in ``admissible``) or "either". An action that equals
-    an admissible one up to case and spaces comes back in the environment's spelling.
+    ``action_format``: "text", "number" (1-based place in ``admissible``), "either" or "whole". An action that equals
+    an admissible one up to case and spaces comes back in the environment's spelling. A longer one than
+    ``max_action_chars`` is none, but for "whole", which the response's length limits.
     """
     think = _Block.find(text, think_tag, opened=think_in_prompt)
-    action = _Block.find(text, action_tag)
-    if action.content is None:
-        return ParsedAction("", False, think.content or "", _missing(action), not admissible)
-    chosen, admitted, problem = _resolve(action.content, admissible, action_format)
-    error = problem or _order_error(text, think, action, require_think, strict)
-    return ParsedAction(chosen, not error, think.content or "", error, admitted)
+    whole = action_format == "whole"
+    block, tag = (_after(text, think), "") if whole else _find_action(text, action_tag, action_tags)
+    if block.content is None:
+        error = "unfinished thought" if whole else _missing(block)
+    elif not block.content:
+        error = "empty action"
+    elif not whole and len(block.content) > max_action_chars:
+        error = "action too long"
+    else:
+        chosen, admitted, problem = _resolve(_written(block.content, tag), admissible, action_format)
+        error = problem or _order_error(text, think, block, require_think, strict)
+        return ParsedAction(chosen, not error, think.content or "", error, admitted)
+    return ParsedAction("", False, think.content or "", error, not admissible)
 
 
-def format_response(action: str, thought: str = "", *, think_tag: str = "think", action_tag: str = "action") -> str:
-    """The well-formed response for an action, with single spaces around every tag (word-level tokenizers)."""
-    words = (
-        f"<{think_tag}>",
-        thought.strip(),
-        f"</{think_tag}>",
-        f"<{action_tag}>",
-        action.strip(),
-        f"</{action_tag}>",
-    )
-    return " ".join(word for word in words if word)
+def format_response(
+    action: str,
+    thought: str = "",
+    *,
+    think_tag: str = "think",
+    action_tag: str = "action",
+    action_tags: Sequence[str] = (),
+    action_format: str = "text",
+) -> str:
+    """The well-formed response for an action, with single spaces around every tag (word-level tokenizers).
+
+    With ``action_tags`` the action is a block of one of them already. A tag inside the thought would make the response
+    ambiguous: it is written as a word.
+    """
+    answer = action.strip()
+    if action_tags:
+        answer = _tagged(answer, action_tags)
+    elif action_format != "whole":
+        answer = " ".join(word for word in (f"<{action_tag}>", answer, f"</{action_tag}>") if word)
+    thought = _untagged(thought, (think_tag, *(action_tags or (action_tag,)))).strip()
+    return " ".join(word for word in (f"<{think_tag}>", thought, f"</{think_tag}>", answer) if word)
 
 
 def executed_action(
@@ -85,11 +111,13 @@ def executed_action(
     invalid_action: str = "raw",
     noop_action: str = "",
     require_admissible: bool = True,
+    action_format: str = "text",
 ) -> str:
     """The action to send to the environment.
 
-    "raw" sends what stands in the action tags, right or wrong, so that the environment answers; without tags
-    it sends the last ``RAW_CHARS`` characters. "noop" and "first" replace every invalid action.
+    "raw" sends the action that was found, right or wrong, so that the environment answers; where none was found it
+    sends the last ``RAW_CHARS`` characters, or everything if ``action_format`` is "whole". "noop" and "first" replace
+    every invalid action.
     """
     if parsed.valid(require_admissible):
         return parsed.action
@@ -97,7 +125,8 @@ def executed_action(
         return noop_action
     if invalid_action == "first" and admissible:
         return admissible[0]
-    return parsed.action or text.strip()[-RAW_CHARS:].strip()
+    answer = text.strip()
+    return parsed.action or (answer if action_format == "whole" else answer[-RAW_CHARS:].strip())
 
 
 def same_action(action: str) -> str:
@@ -146,6 +175,50 @@ def _tag_patterns(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile(re.escape(f"<{tag}>"), flags), re.compile(re.escape(f"</{tag}>"), flags)
 
 
+def _find_action(text: str, action_tag: str, action_tags: Sequence[str]) -> tuple[_Block, str]:
+    """The action's block, and its tag if that belongs to the action; of several blocks the first complete one."""
+    if not action_tags:
+        return _Block.find(text, action_tag), ""
+    blocks = [(_Block.find(text, tag), tag) for tag in action_tags]
+    opens, closes = sum(b.opens for b, _ in blocks), sum(b.closes for b, _ in blocks)
+    complete = [pair for pair in blocks if pair[0].content is not None]
+    if not complete:
+        return _Block(opens, closes, None, -1, -1), ""
+    first, tag = min(complete, key=lambda pair: pair[0].start)
+    return replace(first, opens=opens, closes=closes), tag
+
+
+def _after(text: str, think: _Block) -> _Block:
+    """All that follows the thought as one block; no content if the thought does not end."""
+    if think.content is None and not think.absent:
+        return _Block(1, 1, None, -1, -1)
+    start = 0 if think.absent else think.end
+    return _Block(1, 1, text[start:].strip(), start, len(text))
+
+
+def _written(content: str, tag: str) -> str:
+    return f"<{tag}> {content} </{tag}>" if tag else content
+
+
+def _tagged(action: str, action_tags: Sequence[str]) -> str:
+    """The one block that the action is."""
+    block, tag = _find_action(action, "", action_tags)
+    if not block.single or not block.content or block.start > 0 or block.end < len(action):
+        raise ValueError(
+            f"data.env.action_tags=[{', '.join(action_tags)}]: the action {action[:80]!r} is not exactly one block of one of "
+            "these tags. Set data.env.action_tags=[] and data.env.action_tag=action."
+        )
+    return _written(block.content, tag)
+
+
+def _untagged(text: str, tags: Sequence[str]) -> str:
+    """The text with the opening ones of these tags as bare words, and without the closing ones."""
+    for tag in tags:
+        text = re.sub(rf"<{tag}>\s*", f"{tag} ", text, flags=re.IGNORECASE | re.ASCII)
+        text = re.sub(rf"\s*</{tag}>", "", text, flags=re.IGNORECASE | re.ASCII)
+    return text
+
+
 def _missing(action: _Block) -> str:
     return "no action block" if action.absent else "unfinished action block"
 
@@ -171,19 +244,18 @@ def _order_error(text: str, think: _Block, action: _Block, require_think: bool, 
     return ""
 
 
-def _resolve(content: str, admissible: Sequence[str], action_format: str) -> tuple[str, bool, str]:
-    """(action in the environment's spelling, admissible or nothing to compare with, error)."""
-    action = content  # inner spaces and lines stay: free text may be code
-    if not action:
-        return "", not admissible, "empty action"
-    if len(action) > MAX_ACTION_CHARS:
-        return "", not admissible, "action too long"
+def _resolve(action: str, admissible: Sequence[str], action_format: str) -> tuple[str, bool, str]:
+    """(action in the environment's spelling, admissible or nothing to compare with, error).
+
+    Inner spaces and lines of an action that is not listed stay: free text may be code.
+    """
     if action_format != "number":
-        known = {same_action(a): a for a in admissible}
-        match = known.get(same_action(action))
-        if match is not None or not admissible:
-            return match or action, True, ""
-        if action_format == "text":
+        if not admissible:
+            return action, True, ""
+        match = {same_action(a): a for a in admissible}.get(same_action(action))
+        if match is not None:
+            return match, True, ""
+        if action_format != "either":
             return action, False, ""
     number = _NUMBER.fullmatch(action)
     if number is None:

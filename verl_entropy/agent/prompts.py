@@ -68,6 +68,7 @@ class PromptBuilder:
         *,
         think_tag: str = "think",
         action_tag: str = "action",
+        action_tags: Sequence[str] = (),
         require_think: bool = True,
         system_prompt: str = "",
         overlong: str = "truncate",
@@ -78,6 +79,7 @@ class PromptBuilder:
             action_format,
         )
         self._think, self._action, self._require_think = think_tag, action_tag, require_think
+        self._action_tags, self._numbers = tuple(action_tags), action_format in ("number", "either")
         self._system_prompt, self._overlong = system_prompt, overlong
         self._template = _load(template)
         self.truncated = 0
@@ -172,8 +174,9 @@ class PromptBuilder:
 
     def _default(self, parts: PromptParts) -> str:
         history, actions = self._history(parts), self._action_list(parts)
+        whole = self.action_format == "whole"
         blocks = [
-            "You act in a text environment: every turn you read an observation and choose one action.",
+            f"You act in a text environment: every turn you read an observation and {'answer it' if whole else 'choose one action'}.",
             f"Task: {parts.task}" if parts.task else "",
             f"This is step {parts.step}." + (" Your latest turns, the oldest first:\n" + history if history else ""),
             f"Present observation:\n{parts.observation}",
@@ -200,8 +203,7 @@ class PromptBuilder:
         sentences += [f"last : {_plain(d)}" if brief else f"last : {_plain(s)} -> {_plain(d)}" for s, d in parts.history]
         sentences.append(f"now : {_plain(parts.observation)}")
         if parts.admissible:
-            numbers = self.action_format != "text"
-            actions = (f"{i} {_plain(a)}" if numbers else _plain(a) for i, a in enumerate(parts.admissible, 1))
+            actions = (f"{i} {_plain(a)}" if self._numbers else _plain(a) for i, a in enumerate(parts.admissible, 1))
             sentences.append("can : " + " , ".join(actions))
         return " . ".join(sentences) + " ."
 
@@ -211,20 +213,28 @@ class PromptBuilder:
         return "\n".join(f"[step {i}] observation: {seen}\n[step {i}] action: {done}" for i, (seen, done) in entries)
 
     def _action_list(self, parts: PromptParts) -> str:
-        numbers = self.action_format != "text"
-        return "\n".join(f"{i}. {a}" if numbers else f"- {a}" for i, a in enumerate(parts.admissible, 1))
+        return "\n".join(f"{i}. {a}" if self._numbers else f"- {a}" for i, a in enumerate(parts.admissible, 1))
 
     def _instructions(self, has_list: bool) -> str:
+        answer = self._answer(has_list)
+        if not self._require_think:
+            return f"Answer with {answer}"
+        return f"Reason about the situation inside <{self._think}> </{self._think}>, then give {answer}"
+
+    def _answer(self, has_list: bool) -> str:
+        """How the action is to be written."""
+        which = " from the list" if has_list else ""
+        if self.action_format == "whole":
+            return f"one action{which} and nothing else." if has_list else "your answer; all of it counts as your action."
+        if self._action_tags:
+            blocks = " or ".join(f"<{tag}> </{tag}>" for tag in self._action_tags)
+            return f"one action{which}: exactly one block {blocks}."
         what = {
             "text": "one action",
             "number": "the number of one action",
             "either": "one action or its number",
         }
-        which = f"{what[self.action_format]}{' from the list' if has_list else ''}"
-        answer = f"{which} inside <{self._action}> </{self._action}>."
-        if not self._require_think:
-            return f"Answer with {answer}"
-        return f"Reason about the situation inside <{self._think}> </{self._think}>, then give {answer}"
+        return f"{what[self.action_format]}{which} inside <{self._action}> </{self._action}>."
 
     def _count_truncation(self, dropped_words: int, limit: int) -> None:
         self.truncated += 1

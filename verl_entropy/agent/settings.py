@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_entropy.agent.parsing import MAX_ACTION_CHARS
 from verl_entropy.config import ConfigError, parse, setting
 
 PATH = "data.env"
@@ -54,24 +55,33 @@ class AgentSettings:
     # answer
     think_tag: str = setting("think", "name of the tags around the thought")
     action_tag: str = setting("action", "name of the tags around the action")
+    action_tags: list = setting(
+        [],
+        "names of tags, in place of action_tag: the action is one block of one of them, sent with its tags "
+        "(Search-R1: [search, answer])",
+    )
     require_think: bool = setting(True, "an answer without a thought before the action is invalid")
     think_in_prompt: bool = setting(False, "the chat template already opens the thought, so the answer only closes it")
     strict_format: bool = setting(False, "text outside the tags makes an answer invalid")
     action_format: str = setting(
         "text",
-        "the action is written as text, as its number in the list, or either",
-        choices=("text", "number", "either"),
+        "the action is written as text, as its number in the list, or either, inside its tags; whole: without tags, "
+        "all that follows the thought is the action",
+        choices=("text", "number", "either", "whole"),
+    )
+    max_action_chars: int = setting(
+        MAX_ACTION_CHARS, "a longer tagged action is none (code needs more); whole has no limit but the response's", ge=1
     )
     require_admissible: bool = setting(True, "an action outside the admissible ones is invalid")
     invalid_action: str = setting(
         "raw",
         "what an invalid answer does: raw (the tagged action if there is one, else the answer's end, as "
-        "verl-agent), noop (noop_action) or first (the first admissible action)",
+        "verl-agent, and with action_format=whole all of it), noop (noop_action) or first (the first admissible action)",
         choices=("raw", "noop", "first"),
     )
     noop_action: str = setting("", "action of invalid_action=noop")
     max_tokens_per_turn: int | None = setting(None, "tokens of one answer; null: only rollout.response_length limits it", ge=1)
-    stop_at_action: bool = setting(False, "stop sampling at the closing action tag, if that is one token")
+    stop_at_action: bool = setting(False, "stop sampling at a closing action tag, if each is one token")
 
     # reward
     invalid_action_penalty: float = setting(0.1, "subtracted for each invalid turn (verl-agent's default)", ge=0.0)
@@ -100,13 +110,8 @@ class AgentSettings:
     )
 
     def __post_init__(self) -> None:
-        for key in ("think_tag", "action_tag"):
-            if not _TAG.fullmatch(getattr(self, key)):
-                raise ConfigError(
-                    f"{PATH}.{key}={getattr(self, key)!r}: letters, digits, - and _ only, without < >. Set {PATH}.{key}=action."
-                )
-        if self.think_tag.lower() == self.action_tag.lower():
-            raise ConfigError(f"{PATH}.think_tag={self.think_tag!r}: must differ from {PATH}.action_tag.")
+        self._check_tags()
+        self._check_forms()
         if self.invalid_action == "noop" and not self.noop_action.strip():
             raise ConfigError(f"{PATH}.noop_action='': {PATH}.invalid_action=noop needs an action. Set {PATH}.noop_action=look.")
         if self.action_format == "number" and not self.show_admissible:
@@ -115,6 +120,47 @@ class AgentSettings:
             )
         if not self.name.strip():
             raise ConfigError(f"{PATH}.name='': must name an environment. Set {PATH}.name=household.")
+
+    def _check_tags(self) -> None:
+        for key in ("think_tag", "action_tag"):
+            if not _TAG.fullmatch(getattr(self, key)):
+                fix = key.removesuffix("_tag")
+                raise ConfigError(
+                    f"{PATH}.{key}={getattr(self, key)!r}: letters, digits, - and _ only, without < >. Set {PATH}.{key}={fix}."
+                )
+        if self.think_tag.lower() == self.action_tag.lower():
+            raise ConfigError(f"{PATH}.think_tag={self.think_tag!r}: must differ from {PATH}.action_tag.")
+        shown, names = f"{PATH}.action_tags={self.action_tags}", [str(tag).lower() for tag in self.action_tags]
+        if not all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in self.action_tags):
+            raise ConfigError(
+                f"{shown}: names of letters, digits, - and _, without < >. Set {PATH}.action_tags=[search,answer], or [] for one tag."
+            )
+        if len(set(names)) < len(names) or self.think_tag.lower() in names:
+            raise ConfigError(
+                f"{shown}: each name once, and none of them {PATH}.think_tag={self.think_tag!r}. Set {PATH}.action_tags=[search,answer]."
+            )
+
+    def _check_forms(self) -> None:
+        """Settings of one form of the action that another form would ignore."""
+        if self.action_tags and self.action_format != "text":
+            raise ConfigError(
+                f"{PATH}.action_format={self.action_format!r}: {PATH}.action_tags={self.action_tags} allows text only. "
+                f"Set {PATH}.action_format=text, or {PATH}.action_tags=[]."
+            )
+        form = f"action_tags={self.action_tags}" if self.action_tags else f"action_format={self.action_format}"
+        if self.answer_tags != (self.action_tag,) and self.action_tag != "action":
+            raise ConfigError(f"{PATH}.action_tag={self.action_tag!r}: {PATH}.{form} does not use it. Set {PATH}.action_tag=action.")
+        if self.stop_at_action and not self.answer_tags:
+            raise ConfigError(
+                f"{PATH}.stop_at_action=True: {PATH}.action_format=whole has no closing tag. Set {PATH}.stop_at_action=False."
+            )
+
+    @property
+    def answer_tags(self) -> tuple[str, ...]:
+        """The tags that may stand around an action; none if the whole answer is the action."""
+        if self.action_format == "whole":
+            return ()
+        return tuple(self.action_tags) or (self.action_tag,)
 
     @classmethod
     def from_mappings(cls, *sections: Mapping[str, Any] | None) -> AgentSettings:

@@ -113,7 +113,7 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
     limit, path = found.data["max_prompt_length"], args.tokenizer or args.checkpoint
     tokenizer = load_tokenizer(path) if path else None
     special = set(tokenizer.all_special_tokens) if tokenizer else set()
-    tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (settings.think_tag, settings.action_tag)}
+    tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (settings.think_tag, *settings.answer_tags)}
     sampling = Sampling(args.temperature, args.top_p, args.max_tokens, _closing_tag(settings, tokenizer))
     tokenize = None
     if tokenizer is not None:
@@ -144,10 +144,10 @@ def _closing_tag(settings: Any, tokenizer: Any) -> tuple[int, ...]:
     """Where ``data.env.stop_at_action`` stops an answer."""
     if not settings.stop_at_action:
         return ()
-    ids = tokenizer.encode(f"</{settings.action_tag}>", add_special_tokens=False) if tokenizer else []
-    if len(ids) != 1:
-        raise ConfigError("data.env.stop_at_action=True: needs --tokenizer, and a closing tag that is one token of it.")
-    return tuple(ids)
+    tags = [tokenizer.encode(f"</{tag}>", add_special_tokens=False) for tag in settings.answer_tags] if tokenizer else []
+    if not tags or any(len(ids) != 1 for ids in tags):
+        raise ConfigError("data.env.stop_at_action=True: needs --tokenizer, and closing tags that are one token of it each.")
+    return tuple(ids[0] for ids in tags)
 
 
 def _text(result: dict[str, Any], table: str) -> str:

@@ -92,7 +92,14 @@ class TurnWriter:
     def answer(self, action: str, thought: str, admissible: tuple[str, ...]) -> tuple[str, list[int]]:
         """The well-formed answer and its tokens, ended as a sampled one is."""
         s = self.settings
-        text = format_response(self._spelled(action, admissible), thought, think_tag=s.think_tag, action_tag=s.action_tag)
+        text = format_response(
+            self._spelled(action, admissible),
+            thought,
+            think_tag=s.think_tag,
+            action_tag=s.action_tag,
+            action_tags=s.action_tags,
+            action_format=s.action_format,
+        )
         if s.think_in_prompt:  # the chat template has opened the thought
             text = text.removeprefix(f"<{s.think_tag}>").lstrip()
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -127,6 +134,7 @@ def prompt_builder(s: AgentSettings) -> PromptBuilder:
         s.action_format,
         think_tag=s.think_tag,
         action_tag=s.action_tag,
+        action_tags=s.action_tags,
         require_think=s.require_think,
         system_prompt=s.system_prompt,
         overlong=s.overlong_prompt,

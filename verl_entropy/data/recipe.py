@@ -7,48 +7,27 @@ import contextlib
 import importlib.util
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_entropy import compose as composer
 from verl_entropy.config import ConfigError
 
 TRAINERS = {"ppo": "ppo_trainer", "sft": "sft_trainer_engine"}
 """verl's primary configurations: of ``verl.trainer.main_ppo`` and of ``verl.trainer.sft_trainer``."""
 
 
-@contextlib.contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra over verl's own configuration tree; used as it is where someone has initialised it already."""
-    import verl  # noqa: F401  (loads the plugin, which puts the presets on the search path)
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    if GlobalHydra.instance().is_initialized():
-        yield
-        return
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        yield
-
-
 def compose(overrides: Sequence[str], recipes: str | Path | None = None, trainer: str = "ppo") -> Any:
-    """The composed configuration; ConfigError with Hydra's reason for an override that does not fit."""
-    from hydra import compose as hydra_compose
-
-    searchpath = []
-    if recipes is not None:
-        folder = Path(recipes).resolve()
+    """The composed configuration; ConfigError with the reason for an override that does not fit."""
+    folders = [] if recipes is None else [Path(recipes)]
+    for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"--recipes={recipes}: no such folder. It is the folder recipes/ of the checkout.")
-        searchpath = [f"hydra.searchpath=[file://{folder}]"]
-    try:
-        with _hydra():
-            return hydra_compose(TRAINERS[trainer], overrides=[*searchpath, *overrides])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{' '.join(overrides)}: does not compose: {error}") from error
+            raise ConfigError(f"--recipes={folder}: no such folder. It is the folder recipes/ of the checkout.")
+    return composer.compose(overrides, folders=folders, name=TRAINERS[trainer])
 
 
 def validate(config: Any) -> list[str]:

@@ -7,6 +7,7 @@ class with Gymnasium's interface works too: its episodes are consecutive seeds w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +29,15 @@ class EpisodeSource(Protocol):
 
     def episodes(self, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict]:
         """Rows with seed, options, task_type and prompt."""
+        ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A class that makes something for its episodes once, which would else be made when each is first played."""
+
+    def prepare(self, options: Sequence[dict[str, Any]]) -> None:
+        """Make it for the episodes of these options, unless it is there."""
         ...
 
 
@@ -57,6 +67,13 @@ def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Ma
     return [Task(int(r["seed"]), dict(r.get("options") or {}), r.get("task_type") or "", r.get("prompt") or "") for r in rows]
 
 
+def prepare(name: str, found: Sequence[Task]) -> None:
+    """Have the environment make what these episodes need."""
+    cls = envs.resolve(name)
+    if isinstance(cls, Prepared):
+        cls.prepare([task.options for task in found])
+
+
 def _seeds(name: str, split: str, count: int | None, seed: int, settings: Mapping[str, Any]) -> list[Task]:
     if count is None:
         raise ValueError(f"--count: {name} draws its episodes from seeds, without end. Say how many, for example --count 1000.")
@@ -71,12 +88,12 @@ def _seeds(name: str, split: str, count: int | None, seed: int, settings: Mappin
 
 
 def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "stepwise_env") -> dict[str, Any]:
-    """A row of verl's RL data set. The agent loop takes the task from the environment; the prompt is for people."""
+    """A row of verl's RL data set. The agent loop takes the task from the environment; the prompt is for people.
+
+    The options are JSON text: verl joins the files of a run, and a column of mappings would need the same keys and types in all.
+    """
     extra: dict[str, Any] = {"index": index, "seed": task.seed}
-    if task.options:  # parquet has no empty struct
-        extra["options"] = task.options
-    if task.task_type:
-        extra["task_type"] = task.task_type
+    extra |= {"options": json.dumps(task.options, ensure_ascii=False), "task_type": task.task_type}
     return {
         "data_source": f"{name}/{split}",
         "prompt": [{"role": "user", "content": task.prompt or name}],
@@ -88,14 +105,5 @@ def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "ste
 
 
 def rl_rows(found: Sequence[Task], name: str, split: str, agent_name: str = "stepwise_env") -> list[dict[str, Any]]:
-    """The rows of a split, with one schema: an option that some episodes lack is None there."""
-    keys = sorted({key for task in found for key in task.options})
-    typed = any(task.task_type for task in found)
-    rows = [rl_row(i, task, name, split, agent_name) for i, task in enumerate(found)]
-    for row in rows:
-        if keys:
-            given = row["extra_info"].get("options", {})
-            row["extra_info"]["options"] = {key: given.get(key) for key in keys}
-        if typed:
-            row["extra_info"].setdefault("task_type", "")
-    return rows
+    """The rows of a split."""
+    return [rl_row(i, task, name, split, agent_name) for i, task in enumerate(found)]

@@ -18,6 +18,7 @@ from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs import alfworld_games, alfworld_speed, cache
 from verl_entropy.envs.alfworld_games import FOLDERS, GAMES_PER_TYPE, require_alfworld
 from verl_entropy.envs.alfworld_scenes import TASK_TYPES
+from verl_entropy.envs.tasks import choose
 
 SOURCES = ("auto", "downloaded", "generated")
 EVALUATION = {"train": "train", "seen": "eval_in_distribution", "unseen": "eval_out_of_distribution"}
@@ -47,7 +48,7 @@ class AlfworldEnv:
         win_reward: float = 10.0,
         max_turns: int = 50,
     ) -> None:
-        _choose("split", split, self.SPLITS)
+        choose("split", split, self.SPLITS)
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; ALFWorld's usual limit is 50")
         self.split, self.task_types = split, _task_types(task_types)
@@ -62,7 +63,7 @@ class AlfworldEnv:
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
         """Rows of a data set: every game of the split, or ``count`` of them, the task types in turn."""
-        _choose("split", split, cls.SPLITS)
+        choose("split", split, cls.SPLITS)
         root = _root(kwargs.get("source", "auto"), kwargs.get("data"), split)
         left: dict[str, list[dict[str, Any]]] = {}
         for options, task_type in _games(root, split, _task_types(kwargs.get("task_types"))):
@@ -76,6 +77,11 @@ class AlfworldEnv:
             rows += [_row(task_type, left[task_type].pop(), len(rows) + k) for k, task_type in enumerate(turn)]
         return rows[:wanted]
 
+    @classmethod
+    def prepare(cls, options: Sequence[dict[str, Any]]) -> None:
+        """Make the generated games of a data set's rows on all cores, so that training does not wait for each (seconds)."""
+        alfworld_games.make_games([(o["split"], o["task_type"], o["index"]) for o in options if "index" in o])
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the game that ``options`` name, or the one that ``seed`` draws from the split."""
         if seed is None:
@@ -84,7 +90,7 @@ class AlfworldEnv:
         if not options.keys() & {"game", "index"}:
             task_type = options.get("task_type")
             split = options.get("split", self.split)
-            _choose("options['split']", split, self.SPLITS)
+            choose("options['split']", split, self.SPLITS)
             games = _games(self._root, split, self.task_types if task_type is None else _task_types([task_type]))
             options = random.Random(f"{self.split}/{seed}").choice(games)[0]
         self._file = self._find(options)
@@ -128,8 +134,8 @@ class AlfworldEnv:
             if not path.is_file():
                 raise ValueError(f"options['game']={options['game']!r}: no such file in {path.parent.parent.parent}")
             return path
-        _choose("options['task_type']", options.get("task_type"), TASK_TYPES)
-        _choose("options['split']", options.get("split", self.split), self.SPLITS)
+        choose("options['task_type']", options.get("task_type"), TASK_TYPES)
+        choose("options['split']", options.get("split", self.split), self.SPLITS)
         return alfworld_games.game(options.get("split", self.split), options["task_type"], int(options["index"]))
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +181,7 @@ def _config(folder: str, max_turns: int = 50) -> dict[str, Any]:
 
 def _root(source: str, data: str | None, split: str) -> Path | None:
     """The folder with downloaded games to use, or None: generated games."""
-    _choose("source", source, SOURCES)
+    choose("source", source, SOURCES)
     root = Path(data or os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld").expanduser()
     there = any((root / "json_2.1.1" / FOLDERS[split]).glob("*/**/game.tw-pddl"))
     if source == "downloaded" or (data is not None and source == "auto"):
@@ -224,15 +230,10 @@ def _task_types(given: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str) or not given:
         raise ValueError(f"task_types={given!r} must be a non-empty list of {', '.join(TASK_TYPES)}; leave it out for all")
     for task_type in given:
-        _choose("task_types", task_type, TASK_TYPES)
+        choose("task_types", task_type, TASK_TYPES)
     return tuple(given)
 
 
 def _row(task_type: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     named = options.get("game") or f"generated game {options['index']}"
     return {"seed": seed, "options": options, "task_type": task_type, "prompt": f"ALFWorld: {task_type}, {named}"}
-
-
-def _choose(key: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key}={value!r} is not known; choose from {', '.join(allowed)}")

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.envs import cache
-from verl_entropy.envs.alfworld_scenes import TASK_TYPES, draw, to_pddl, trajectory
+from verl_entropy.envs.alfworld_scenes import draw, to_pddl, trajectory
 
 FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 """Our splits -> ALFWorld's folders: seen has the scenes of train in other states, unseen scenes that train never has."""
@@ -49,39 +50,28 @@ def generated_folder() -> Path:
 
 def game(split: str, task_type: str, index: int, folder: Path | None = None) -> Path:
     """The game file of (split, task type, number); made if it is not there (seconds), the same on every machine."""
-    target = (folder or generated_folder()) / "json_2.1.1" / FOLDERS[split] / f"{task_type}-{index:05d}"
-    path = target / "game.tw-pddl"
+    path = _file(folder or generated_folder(), split, task_type, index)
     if not path.is_file():
         require_alfworld()
         data, walkthrough = _solved_problem(split, task_type, index)
-        _publish(target, {"traj_data.json": data["trajectory"], path.name: {**data["game"], "walkthrough": walkthrough}})
+        _publish(path.parent, {"traj_data.json": data["trajectory"], path.name: {**data["game"], "walkthrough": walkthrough}})
     return path
 
 
-def make_games(
-    folder: Path | None = None,
-    counts: dict[str, int] | None = None,
-    task_types: Sequence[str] = TASK_TYPES,
-    workers: int | None = None,
-) -> Path:
-    """Make ``counts`` games per task type of every split, on all cores; returns the folder, usable as ALFWORLD_DATA.
-
-    The ``data`` command calls this before a long run; without it the games are made when they are first played.
-    """
-    require_alfworld()
-    folder = folder or generated_folder()
-    wanted = [
-        (split, task_type, index, folder)
-        for split, count in (counts or GAMES_PER_TYPE).items()
-        for task_type in task_types
-        for index in range(count)
-    ]
-    missing = [w for w in wanted if not (folder / "json_2.1.1" / FOLDERS[w[0]] / f"{w[1]}-{w[2]:05d}" / "game.tw-pddl").is_file()]
+def make_games(wanted: Sequence[tuple[str, str, int]], workers: int | None = None) -> None:
+    """Make those of the games (split, task type, number) that are not there yet, on all cores."""
+    missing = [w for w in dict.fromkeys(wanted) if not _file(generated_folder(), *w).is_file()]
     if missing:
+        require_alfworld()
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers or os.cpu_count() or 1, len(missing)), mp_context=context) as pool:
+        workers = min(workers or os.cpu_count() or 1, len(missing))
+        print(f"making {len(missing)} ALFWorld games in {generated_folder()}, {workers} at a time", file=sys.stderr, flush=True)
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
             list(pool.map(game, *zip(*missing, strict=True)))
-    return folder
+
+
+def _file(folder: Path, split: str, task_type: str, index: int) -> Path:
+    return folder / "json_2.1.1" / FOLDERS[split] / f"{task_type}-{index:05d}" / "game.tw-pddl"
 
 
 def solve(path: Path, seed: str, longest: int = LONGEST) -> list[str] | None:

@@ -28,6 +28,7 @@ from verl_entropy.envs.household_world import (
     kind,
     possible_tasks,
 )
+from verl_entropy.envs.tasks import choose
 
 __all__ = ["DIFFICULTIES", "SPLITS", "TASK_TYPES", "HouseholdEnv", "HouseholdExpert", "household_vocabulary"]
 
@@ -62,10 +63,10 @@ class HouseholdEnv:
         difficulty: str = "full",
         list_places: bool = False,
     ) -> None:
-        _choose("split", split, SPLITS)
-        _choose("difficulty", difficulty, tuple(DIFFICULTIES))
+        choose("split", split, SPLITS)
+        choose("difficulty", difficulty, tuple(DIFFICULTIES))
         for task_type in task_types or ():
-            _choose("task_types", task_type, possible_tasks(difficulty))
+            choose("task_types", task_type, possible_tasks(difficulty))
         if task_types is not None and (isinstance(task_types, str) or not task_types):
             raise ValueError(f"task_types={task_types!r} must be a non-empty list of {TASK_TYPES}; leave it out for all")
         if max_turns is not None and max_turns < 1:
@@ -113,10 +114,10 @@ class HouseholdEnv:
             self._seeds.seed(seed)
         task_types = self.task_types
         if options and "task_type" in options:
-            _choose("options['task_type']", options["task_type"], possible_tasks(self.difficulty))
+            choose("options['task_type']", options["task_type"], possible_tasks(self.difficulty))
             task_types = (options["task_type"],)
         split = (options or {}).get("split", self.split)
-        _choose("options['split']", split, SPLITS)
+        choose("options['split']", split, SPLITS)
         self._episode = episode = draw_episode(int(seed), self.difficulty, split, task_types)
         self._room_of = episode.layout.room_of
         self._contents: dict[str, list[str]] = {receptacle: [] for receptacle in self._room_of}
@@ -242,11 +243,6 @@ class HouseholdEnv:
             text += f" {'In' if kind(here) in OPENABLE else 'On'} it: {items}."
             text += "".join(f" {item} is on." for item in self._contents[here] if item in self._lit)
         return f"{text} You hold {self._name(self._held)}." if self._held else text
-
-
-def _choose(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key}={value!r} is not known; choose from {', '.join(allowed)}")
 
 
 def household_vocabulary() -> frozenset[str]:

@@ -3,6 +3,7 @@ r"""Single-turn mathematics: the reward is whether the last ``\boxed{}`` of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from verl_entropy.envs.tasks import Answer, TaskEnv, at_least, file_of_split, re
 
 TASK = r"Solve the problem and give the final answer in \boxed{}."
 VERIFY_SECONDS = 5.0  # math-verify's own limit
-_BOX = "\\boxed"
+_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")  # a box's opening, or a brace that is not escaped
 
 
 class MathEnv(TaskEnv):
@@ -91,27 +92,17 @@ def compute_score(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}`` (braces balanced); None if there is none."""
-    start = text.rfind(_BOX)
-    while start >= 0:
-        content = _braced(text, start + len(_BOX))
-        if content is not None and content.strip():
-            return content.strip()
-        start = text.rfind(_BOX, 0, start)
-    return None
-
-
-def _braced(text: str, start: int) -> str | None:
-    start += len(text[start:]) - len(text[start:].lstrip())
-    depth = 0
-    for position in range(start, len(text)):
-        if text[position] == "{" and (position == start or text[position - 1] != "\\"):
-            depth += 1
-        elif text[position] == "}" and text[position - 1] != "\\":
-            depth -= 1
-        if depth == 0:
-            return text[start + 1 : position] if position > start else None
-    return None
+    r"""The content of the last complete ``\boxed{...}`` (braces balanced); None if there is none. Linear in the text."""
+    opened: list[tuple[int, int]] = []  # of every open brace: where its box begins (-1: no box), where its content begins
+    last, content = -1, None
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append((brace.start() if brace[0] != "{" else -1, brace.end()))
+        elif opened:
+            start, inside = opened.pop()
+            if start > last and text[inside : brace.start()].strip():
+                last, content = start, (inside, brace.start())
+    return None if content is None else text[slice(*content)].strip()
 
 
 def _same(right: str, answer: str, timeout_s: float) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs import cache
 from verl_entropy.envs.jvm import Jvm, find_java
+from verl_entropy.envs.tasks import choose
 
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
 EASY = "easy"
@@ -49,8 +50,8 @@ class ScienceWorldEnv:
         max_turns: int = 100,
         memory_mb: int = 512,
     ) -> None:
-        _choose("split", split, self.SPLITS)
-        _choose("reward", reward, REWARDS)
+        choose("split", split, self.SPLITS)
+        choose("reward", reward, REWARDS)
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; ScienceWorld's own limit is 100")
         if memory_mb < 256:
@@ -68,7 +69,7 @@ class ScienceWorldEnv:
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
         """Rows of a data set: every variation of the split, or ``count`` of them, the tasks in turn."""
-        _choose("split", split, cls.SPLITS)
+        choose("split", split, cls.SPLITS)
         folds, rng = variations(), random.Random(f"scienceworld/{split}/{seed}")
         left = {task: list(folds[task][SPLITS[split]]) for task in _task_names(kwargs.get("tasks"))}
         for numbers in left.values():
@@ -88,7 +89,7 @@ class ScienceWorldEnv:
         rng = random.Random(f"{self.split}/{seed}")
         options = options or {}
         task = options.get("task") or rng.choice(self.tasks)
-        _choose("options['task']", task, tuple(self._folds))
+        choose("options['task']", task, tuple(self._folds))
         variation = options.get("variation")
         if variation is None:
             variation = rng.choice(self._folds[task][SPLITS[self.split]])
@@ -221,14 +222,14 @@ def _task_names(tasks: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks={tasks!r} must be a non-empty list of ScienceWorld's tasks; leave it out for all 30")
     for task in tasks:
-        _choose("tasks", task, known)
+        choose("tasks", task, known)
     return tuple(tasks)
 
 
 def _simplification_text(given: str | Sequence[str]) -> str:
     names = [name for name in (given.split(",") if isinstance(given, str) else given) if name]
     for name in names:
-        _choose("simplifications", name, (EASY, *SIMPLIFICATIONS))
+        choose("simplifications", name, (EASY, *SIMPLIFICATIONS))
     return ",".join(names)
 
 
@@ -250,8 +251,3 @@ def _row(task: str, variation: int, seed: int) -> dict[str, Any]:
 def _gold_file(task: str, variation: int, simplifications: str) -> Path:
     name = simplifications.replace(",", "+") or "none"
     return cache.folder() / "scienceworld" / f"gold-{_version()}" / name / task / f"{variation}.json"
-
-
-def _choose(key: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key}={value!r} is not known; choose from {', '.join(allowed)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs.jvm import Jvm, find_java
+from verl_entropy.envs.tasks import choose
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
@@ -51,11 +52,11 @@ class TextWorldExpressEnv:
         max_turns: int = 100,
         memory_mb: int = 256,
     ) -> None:
-        _choose("split", split, self.SPLITS)
-        _choose("difficulty", difficulty, tuple(DIFFICULTIES))
-        _choose("reward", reward, REWARDS)
+        choose("split", split, self.SPLITS)
+        choose("difficulty", difficulty, tuple(DIFFICULTIES))
+        choose("reward", reward, REWARDS)
         for game in params or {}:
-            _choose("params", game, GAMES)
+            choose("params", game, GAMES)
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; the package's own limit is 100")
         self.split, self.games = split, _game_names(games)
@@ -78,7 +79,7 @@ class TextWorldExpressEnv:
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
         """Rows of a data set: every seed of the fold for every game, or ``count`` of them, the games in turn."""
-        _choose("split", split, cls.SPLITS)
+        choose("split", split, cls.SPLITS)
         games, rng = _game_names(kwargs.get("games")), random.Random(f"textworld_express/{split}/{seed}")
         seeds = {game: rng.sample(range(SEEDS_PER_FOLD), SEEDS_PER_FOLD) for game in games}
         total = SEEDS_PER_FOLD * len(games)
@@ -93,7 +94,7 @@ class TextWorldExpressEnv:
             seed = self._seeds.randrange(2**31)
         rng, options = random.Random(f"{self.split}/{seed}"), options or {}
         self._game = options.get("game") or rng.choice(self.games)
-        _choose("options['game']", self._game, GAMES)
+        choose("options['game']", self._game, GAMES)
         number = options.get("game_seed")
         self._number = int(rng.randrange(SEEDS_PER_FOLD) + FIRST_SEED[self.split] if number is None else number)
         self._server = self._generator(self._game)
@@ -117,7 +118,10 @@ class TextWorldExpressEnv:
         return answer["observation"], self.win_reward * gain, terminated, truncated, self._info(answer)
 
     def expert_actions(self) -> list[str] | None:
-        """The package's gold path of this game from its start; None if it is longer than ``max_turns``."""
+        """The package's gold path of this game from its start; None if it is longer than ``max_turns``.
+
+        That of coin is a search that the package draws anew, without a seed, at every call.
+        """
         self._server.generateNewGameJSON(self._number, self._fold(), True)
         actions = self._jvm.strings(self._server.getGoldActionSequence())
         # That began the game anew (and a generator apart would share the things of some games): bring it back.
@@ -176,7 +180,7 @@ def _game_names(games: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(games, str) or not games:
         raise ValueError(f"games={games!r} must be a non-empty list of {', '.join(GAMES)}; leave it out for all")
     for game in games:
-        _choose("games", game, GAMES)
+        choose("games", game, GAMES)
     return tuple(games)
 
 
@@ -187,8 +191,3 @@ def _row(game: str, number: int, seed: int) -> dict[str, Any]:
         "task_type": game,
         "prompt": f"TextWorldExpress: {game}, game {number}",
     }
-
-
-def _choose(key: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key}={value!r} is not known; choose from {', '.join(allowed)}")
