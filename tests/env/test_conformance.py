@@ -14,12 +14,13 @@ def played(request):
     reason = spec.missing()
     if reason:
         pytest.skip(f"{spec.name}: {reason}")
+    before = {process.pid for process in simulators()}
     environment = spec.make()
     for row in spec.first(max(spec.distinct, spec.expert_rows)):
         script(spec, environment, row)  # whatever is made once (gold paths, games) is made here, with what it opens for that
     yield spec, environment
     environment.close()
-    assert leftovers(set()) == []
+    assert leftovers(before) == []
 
 
 @pytest.mark.parametrize("check", CHECKS)

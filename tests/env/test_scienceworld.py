@@ -6,7 +6,7 @@ import functools
 import json
 
 import pytest
-from conformance import leftovers, package_and_java
+from conformance import leftovers, package_and_java, simulators
 
 from verl_entropy import envs
 from verl_entropy.agent.pool import EnvironmentFailure, EnvPool
@@ -19,10 +19,11 @@ FOCUS = {"task": "find-living-thing", "variation": 0}  # the wrong focus fails i
 
 @pytest.fixture(scope="module")
 def environment():
+    before = {process.pid for process in simulators()}
     found = envs.make("scienceworld", tasks=["find-living-thing", "lifespan-longest-lived"], reward="dense")
     yield found
     found.close()
-    assert leftovers(set()) == []
+    assert leftovers(before) == []
 
 
 @needs_scienceworld

@@ -18,7 +18,7 @@ from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs import alfworld_games, alfworld_speed, cache
 from verl_entropy.envs.alfworld_games import FOLDERS, GAMES_PER_TYPE, require_alfworld
 from verl_entropy.envs.alfworld_scenes import TASK_TYPES
-from verl_entropy.envs.tasks import choose
+from verl_entropy.envs.tasks import choose, enough
 
 SOURCES = ("auto", "downloaded", "generated")
 EVALUATION = {"train": "train", "seen": "eval_in_distribution", "unseen": "eval_out_of_distribution"}
@@ -71,7 +71,8 @@ class AlfworldEnv:
         rng, rows = random.Random(f"alfworld/{split}/{seed}"), []
         for options in left.values():
             rng.shuffle(options)
-        wanted = min(count or 10**9, sum(map(len, left.values()))) if count != 0 else 0
+        total = sum(map(len, left.values()))
+        wanted = total if count is None else enough(count, total, split)
         while len(rows) < wanted:
             turn = [task_type for task_type, options in left.items() if options]
             rows += [_row(task_type, left[task_type].pop(), len(rows) + k) for k, task_type in enumerate(turn)]

@@ -13,7 +13,7 @@ from typing import Any
 from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs import cache
 from verl_entropy.envs.jvm import Jvm, find_java
-from verl_entropy.envs.tasks import choose
+from verl_entropy.envs.tasks import choose, enough
 
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
 EASY = "easy"
@@ -76,11 +76,12 @@ class ScienceWorldEnv:
             rng.shuffle(numbers)
         rows: list[dict[str, Any]] = []
         total = sum(map(len, left.values()))
-        while len(rows) < min(total, total if count is None else count):
+        wanted = total if count is None else enough(count, total, split)
+        while len(rows) < wanted:
             order = [task for task, numbers in left.items() if numbers]
             rng.shuffle(order)
             rows += [_row(task, left[task].pop(), len(rows) + k) for k, task in enumerate(order)]
-        return rows[:count]
+        return rows[:wanted]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the variation that ``options`` name, or the one that ``seed`` draws from the split."""

@@ -30,6 +30,13 @@ def at_least(key: str, value: Any, minimum: float, whole: bool = True) -> Any:
     return value
 
 
+def enough(count: Any, total: int, split: str) -> int:
+    """``count`` if the split has as many tasks."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= total:
+        raise ValueError(f"count={count!r}: split {split!r} has {total} tasks; choose 1 to {total}, or leave it out")
+    return count
+
+
 def need(module: str, environment: str, install: str) -> types.ModuleType:
     """Import an optional package, or say what to install."""
     try:
@@ -60,11 +67,10 @@ class TaskEnv:
         env = cls(split=split, **kwargs)
         try:
             total = env._count(split)
-            if count is not None and not 1 <= count <= total:
-                raise ValueError(f"count={count!r}: split {split!r} has {total} tasks; choose 1 to {total}, or leave it out")
+            wanted = total if count is None else enough(count, total, split)
             order = list(range(total))
             random.Random(f"episodes/{split}/{seed}").shuffle(order)
-            return [env._row(split, number) for number in order[:count]]
+            return [env._row(split, number) for number in order[:wanted]]
         finally:
             env.close()
 

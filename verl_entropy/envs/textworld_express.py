@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
 from verl_entropy.envs.jvm import Jvm, find_java
-from verl_entropy.envs.tasks import choose
+from verl_entropy.envs.tasks import choose, enough
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
@@ -85,7 +85,7 @@ class TextWorldExpressEnv:
         total = SEEDS_PER_FOLD * len(games)
         return [
             _row(games[k % len(games)], FIRST_SEED[split] + seeds[games[k % len(games)]][k // len(games)], k)
-            for k in range(min(total, total if count is None else count))
+            for k in range(total if count is None else enough(count, total, split))
         ]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
