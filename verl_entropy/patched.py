@@ -141,24 +141,19 @@ def advantages(
     uid_R = [str(u) for u in np.asarray(index, dtype=object)[first]]
     sessions, positions = zip(*(str(row_ids[i]).rsplit("_", 1) for i in first), strict=True)
     mask_RT = response_mask[first_R].bool()
-
-    def turns_of(kept_RT):
-        return build_turns(
-            kept_RT,
-            group_R=uid_R,
-            trajectory_R=list(sessions),
-            position_R=[int(p) for p in positions],
-            padding_R=[u.startswith(PAD_UID) for u in uid_R],
-            score_R=token_level_rewards[first_R].float().sum(-1),
-            spans_mask_RT=mask_RT,
-        )
-
+    turns = build_turns(
+        mask_RT,
+        group_R=uid_R,
+        trajectory_R=list(sessions),
+        position_R=[int(p) for p in positions],
+        padding_R=[u.startswith(PAD_UID) for u in uid_R],
+        score_R=token_level_rewards[first_R].float().sum(-1),
+    )
     ctx = AdvantageContext(
         plan=_plan(name, config),
         step=0,
         total_steps=0,
-        turns=turns_of(mask_RT),
-        turns_of=turns_of,
+        turns=turns,
         mask_RT=mask_RT,
         entropy_RT=None if entropy is None else entropy[first_R].float(),
         old_log_probs_RT=None if old_log_probs is None else old_log_probs[first_R].float(),

@@ -149,7 +149,9 @@ class AgentSettings:
             )
         form = f"action_tags={self.action_tags}" if self.action_tags else f"action_format={self.action_format}"
         if self.answer_tags != (self.action_tag,) and self.action_tag != "action":
-            raise ConfigError(f"{PATH}.action_tag={self.action_tag!r}: {PATH}.{form} does not use it. Set {PATH}.action_tag=action.")
+            raise ConfigError(
+                f"{PATH}.action_tag={self.action_tag!r}: {PATH}.{form} does not use it. Set {PATH}.action_tag=action."
+            )
         if self.stop_at_action and not self.answer_tags:
             raise ConfigError(
                 f"{PATH}.stop_at_action=True: {PATH}.action_format=whole has no closing tag. Set {PATH}.stop_at_action=False."

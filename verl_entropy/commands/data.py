@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**written, "expert": expert})
     elif expert:
-        print(f"{expert['file']}: {expert['turns']} turns of {expert['episodes']} expert episodes, at most {expert['tokens']} tokens")
+        print(
+            f"{expert['file']}: {expert['turns']} turns of {expert['episodes']} expert episodes, at most {expert['tokens']} tokens"
+        )
         print(f"(data.max_length of the SFT trainer must be at least {expert['tokens']})")
         if expert["failed_seeds"]:
             seeds = ", ".join(map(str, expert["failed_seeds"][:8])) + (" ..." if len(expert["failed_seeds"]) > 8 else "")
@@ -121,7 +123,9 @@ def load_tokenizer(path: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer={path}: cannot be loaded ({str(error).splitlines()[0]}). Give a checkpoint's folder.") from error
+        raise ConfigError(
+            f"--tokenizer={path}: cannot be loaded ({str(error).splitlines()[0]}). Give a checkpoint's folder."
+        ) from error
     if not tokenizer.chat_template:
         raise ConfigError(f"--tokenizer={path}: it has no chat template, and the agent loop needs one. Use an instruct model's.")
     return tokenizer
@@ -135,7 +139,9 @@ def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings:
 
     data = run_settings.data
     if (args.agent or run_settings.agent_loop) != "stepwise_env":
-        raise ConfigError("--expert: writes the turns of stepwise_env; rows of span_env hold whole episodes. Set --agent stepwise_env.")
+        raise ConfigError(
+            "--expert: writes the turns of stepwise_env; rows of span_env hold whole episodes. Set --agent stepwise_env."
+        )
     if not args.tokenizer:
         raise ConfigError("--tokenizer: needed by --expert, whose rows are tokens. Give the folder of the model to be trained.")
     noise = Noise(args.noise_target, args.noise_play)
@@ -145,7 +151,9 @@ def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings:
             f"noise is for {', '.join(REACTIVE)}. Leave it out."
         )
     lengths = {key: data.get(key) or value for key, value in DEFAULTS.items()}
-    writer = TurnWriter(settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths)
+    writer = TurnWriter(
+        settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths
+    )
     rows, failed = collect(writer, found, noise=noise, seed=args.seed, thought=args.thought or THOUGHT)
     if not rows:
         raise ValueError(

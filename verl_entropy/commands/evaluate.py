@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of 95 %: Wilson's where each task is played once, else the bootstrap over tasks. pass@k is the unbiased estimate."
     )
     parser.add_argument("checkpoint", nargs="?", help="Hugging Face checkpoint, sampled on the CPU (or use --endpoint)")
-    parser.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible server: vLLM, SGLang, verl's rollout server, a provider")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="OpenAI-compatible server: vLLM, SGLang, verl's rollout server, a provider"
+    )
     parser.add_argument("--env", help="environment; left out: that of --recipe")
     parser.add_argument("--split", action="append", required=True, help="a split; several: repeat it (IID and OOD)")
     parser.add_argument("--seeds", type=int, default=1, help="passes over the tasks; pass@k up to this k (default 1)")
@@ -60,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     args.max_tokens = found.data["max_response_length"] if args.max_tokens is None else args.max_tokens
     settings = found.agent()
     splits = [
-        (split, source.tasks(settings.name, split, count=args.count, seed=args.seed, kwargs=settings.kwargs)) for split in args.split
+        (split, source.tasks(settings.name, split, count=args.count, seed=args.seed, kwargs=settings.kwargs))
+        for split in args.split
     ]
     started = time.monotonic()
     outcomes = asyncio.run(_play(args, found, settings, splits))
@@ -100,7 +103,9 @@ def _check_checkpoint(path: Path) -> None:
             f"--local_dir {path}/actor --target_dir FOLDER` (after `verl-entropy strip-head` if it holds a SEAL head)."
         )
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{path}: no Hugging Face checkpoint (no config.json there). Give the folder of one, or --endpoint URL.")
+        raise ConfigError(
+            f"{path}: no Hugging Face checkpoint (no config.json there). Give the folder of one, or --endpoint URL."
+        )
 
 
 async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list) -> list:
@@ -154,8 +159,13 @@ def _text(result: dict[str, Any], table: str) -> str:
     speed = result["throughput"]
     tokens = f", {speed['tokens_per_s']:.0f} tokens/s" if speed["tokens_per_s"] else ""
     methods = ", ".join(dict.fromkeys(v["interval_method"] for v in result["splits"].values()))
-    lines = [table, f"intervals: {methods}; temperature {result['sampling']['temperature']:g}, {result['seeds']} pass(es) over the tasks"]
-    lines.append(f"{speed['episodes_per_s']:.2f} episodes/s, {speed['turns_per_s']:.1f} turns/s{tokens} in {speed['seconds']:.1f} s")
+    lines = [
+        table,
+        f"intervals: {methods}; temperature {result['sampling']['temperature']:g}, {result['seeds']} pass(es) over the tasks",
+    ]
+    lines.append(
+        f"{speed['episodes_per_s']:.2f} episodes/s, {speed['turns_per_s']:.1f} turns/s{tokens} in {speed['seconds']:.1f} s"
+    )
     failures = sum(v["environment_failures"] for v in result["splits"].values())
     if failures:
         lines.append(f"{failures} episodes had no working environment and count as failures")

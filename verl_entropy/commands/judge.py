@@ -33,11 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=0, metavar="STEP", help="first step (default 0)")
     parser.add_argument("--last", type=int, metavar="STEP", help="last step (default: the run's)")
     parser.add_argument("--limit", type=int, default=0, help="trajectories at most, spread over the run (default: all)")
-    parser.add_argument("--rpm", type=float, default=Endpoint.per_minute, help="requests a minute at most; 0: no limit (default %(default)g)")
+    parser.add_argument(
+        "--rpm", type=float, default=Endpoint.per_minute, help="requests a minute at most; 0: no limit (default %(default)g)"
+    )
     parser.add_argument("--workers", type=int, default=4, help="requests at a time (default 4)")
-    parser.add_argument("--retries", type=int, default=Endpoint.retries, help="further attempts of a failed request (default %(default)s)")
+    parser.add_argument(
+        "--retries", type=int, default=Endpoint.retries, help="further attempts of a failed request (default %(default)s)"
+    )
     parser.add_argument("--timeout", type=float, default=Endpoint.timeout, help="seconds without an answer (default %(default)g)")
-    parser.add_argument("--max-output", type=int, default=Endpoint.max_output, help="tokens of an answer at most (default %(default)s)")
+    parser.add_argument(
+        "--max-output", type=int, default=Endpoint.max_output, help="tokens of an answer at most (default %(default)s)"
+    )
     parser.add_argument("--body", default="{}", metavar="JSON", help="further fields of a request; null takes one of ours away")
     json_option(parser)
 
@@ -116,7 +122,7 @@ def _body(text: str) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise JudgeError("--body: not a JSON object. Write it as '{\"max_tokens\": null, \"max_completion_tokens\": 500}'.")
+        raise JudgeError('--body: not a JSON object. Write it as \'{"max_tokens": null, "max_completion_tokens": 500}\'.')
     return body
 
 

@@ -42,7 +42,9 @@ class TokenDataset(Dataset):
             self._rows = self._rows[:max_samples]
         longest = max((len(p) + len(r) for p, r in self._rows), default=0)
         if longest > self.max_length:
-            raise ValueError(f"data.max_length={self.max_length}: the longest row has {longest} tokens. Set data.max_length={longest}.")
+            raise ValueError(
+                f"data.max_length={self.max_length}: the longest row has {longest} tokens. Set data.max_length={longest}."
+            )
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -21,7 +21,9 @@ def write_parquet(rows: Sequence[dict], path: Path) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        raise ValueError(f"--out: {path} cannot be written: {_reason(error)}. Free some space or choose another --out.") from error
+        raise ValueError(
+            f"--out: {path} cannot be written: {_reason(error)}. Free some space or choose another --out."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

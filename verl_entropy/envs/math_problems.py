@@ -57,7 +57,9 @@ def _distance(rng: random.Random) -> tuple[str, str]:
 def _sequence(rng: random.Random) -> tuple[str, str]:
     first, gap, count = rng.randint(1, 20), rng.randint(2, 9), rng.randint(10, 40)
     total = count * first + gap * count * (count - 1) // 2
-    text = f"An arithmetic sequence starts with {first}, {first + gap}, {first + 2 * gap}. Find the sum of its first {count} terms."
+    text = (
+        f"An arithmetic sequence starts with {first}, {first + gap}, {first + 2 * gap}. Find the sum of its first {count} terms."
+    )
     return text, str(total)
 
 

@@ -13,7 +13,26 @@ SPLITS = ("train", "dev", "test")
 PEOPLE, TOWNS, RIVERS, COMPANIES, BOOKS = 120, 60, 20, 40, 60
 SEED = 20  # any fixed number; another one gives another encyclopedia of the same kind
 
-_STARTS = ("Al", "Bre", "Cor", "Dal", "Er", "Fen", "Gar", "Hol", "Il", "Jor", "Kel", "Lor", "Mar", "Nor", "Or", "Pel", "Ras", "Sel")
+_STARTS = (
+    "Al",
+    "Bre",
+    "Cor",
+    "Dal",
+    "Er",
+    "Fen",
+    "Gar",
+    "Hol",
+    "Il",
+    "Jor",
+    "Kel",
+    "Lor",
+    "Mar",
+    "Nor",
+    "Or",
+    "Pel",
+    "Ras",
+    "Sel",
+)
 _MIDDLES = ("a", "ba", "di", "ga", "le", "mi", "no", "ri", "so", "tu", "va", "we")
 _TOWN_ENDS = ("bridge", "ford", "haven", "mouth", "stead", "wick", "borough", "dale")
 _NAME_ENDS = ("n", "nd", "ra", "s", "th", "la", "x", "mir")

@@ -147,7 +147,9 @@ class SandboxFusionRunner:
             with urllib.request.urlopen(request, timeout=2 * self._timeout_s + SERVICE_SECONDS) as response:
                 answer = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise RunnerError(f"url={self._url!r}: the sandbox service does not answer ({error}); start it, or check url") from error
+            raise RunnerError(
+                f"url={self._url!r}: the sandbox service does not answer ({error}); start it, or check url"
+            ) from error
         if not isinstance(answer, dict):
             raise RunnerError(f"url={self._url!r}: the sandbox service answered {str(answer)[:80]!r}; is this its run_code URL?")
         return answer
@@ -162,7 +164,9 @@ def make_runner(runner: str, settings: Mapping[str, Any]) -> Runner:
         try:
             maker = vars(importlib.import_module(module))[name]
         except (ImportError, KeyError, ValueError) as error:
-            raise ValueError(f"runner={runner!r}: choose local, sandbox_fusion or a class 'package.module:Class' ({error})") from error
+            raise ValueError(
+                f"runner={runner!r}: choose local, sandbox_fusion or a class 'package.module:Class' ({error})"
+            ) from error
     try:
         return maker(**settings)
     except TypeError as error:

@@ -61,9 +61,7 @@ class TextWorldExpressEnv:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; the package's own limit is 100")
         self.split, self.games = split, _game_names(games)
         self.reward, self.win_reward, self.max_turns = reward, win_reward, max_turns
-        self._params = {
-            game: {**DIFFICULTIES[difficulty].get(game, {}), **dict((params or {}).get(game, {}))} for game in GAMES
-        }
+        self._params = {game: {**DIFFICULTIES[difficulty].get(game, {}), **dict((params or {}).get(game, {}))} for game in GAMES}
         self._seeds = random.Random()
         find_java()
         self._jvm = Jvm(_package().JAR_PATH, memory_mb=memory_mb)
@@ -149,7 +147,7 @@ class TextWorldExpressEnv:
             given = self._params[game]
             wrong = server.load(game, ",".join(f"{name}={int(value)}" for name, value in given.items()))
             if wrong:
-                raise ValueError(f"params={ {game: given} !r}: {' '.join(wrong.split())}")
+                raise ValueError(f"params={ {game: given}!r}: {' '.join(wrong.split())}")
             self._loaded[game] = server
         return self._loaded[game]
 
@@ -168,9 +166,7 @@ def _package() -> Any:
     try:
         from textworld_express import constants
     except ImportError as error:
-        raise ValueError(
-            f"environment='textworld_express': {error}; pip install textworld-express (and Java 17)"
-        ) from error
+        raise ValueError(f"environment='textworld_express': {error}; pip install textworld-express (and Java 17)") from error
     return constants
 
 

@@ -161,7 +161,9 @@ def _open(settings: dict[str, Any], mode: str, prefix: str) -> tuple[Any, thread
             with lock:
                 shop = maker(observation_mode=mode, server=server, session_prefix=prefix, **settings)
         except (OSError, KeyError, ValueError) as error:
-            raise ValueError(f"environment 'webshop': its data does not load ({type(error).__name__}: {error}): {INSTALL}") from error
+            raise ValueError(
+                f"environment 'webshop': its data does not load ({type(error).__name__}: {error}): {INSTALL}"
+            ) from error
         finally:
             random.setstate(state)
         _servers[key] = (shop.server, lock)

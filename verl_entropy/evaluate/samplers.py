@@ -151,7 +151,9 @@ class Endpoint:
                 f"--endpoint: {self._url}{path} does not answer ({reason}). Is the server up, and is that its address?"
             ) from error
         except json.JSONDecodeError as error:
-            raise EndpointError(f"--endpoint: {self._url}{path} does not answer in JSON. Is that an OpenAI-compatible server?") from error
+            raise EndpointError(
+                f"--endpoint: {self._url}{path} does not answer in JSON. Is that an OpenAI-compatible server?"
+            ) from error
 
     def _only_model(self) -> str:
         try:
@@ -182,7 +184,9 @@ class _Rollout:
 class Checkpoint:
     """A Hugging Face checkpoint sampled on the CPU with the code of the CPU rollout server, in batches."""
 
-    def __init__(self, path: str, tokenizer: Any, sampling: Sampling, prompt_length: int, *, keep_special: bool = False, batch: int = 64):
+    def __init__(
+        self, path: str, tokenizer: Any, sampling: Sampling, prompt_length: int, *, keep_special: bool = False, batch: int = 64
+    ):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -199,7 +203,13 @@ class Checkpoint:
     async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
         """One answer."""
         s = self._sampling
-        params = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens, "seed": seed, "stop_token_ids": s.stop_token_ids}
+        params = {
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            "max_tokens": s.max_tokens,
+            "seed": seed,
+            "stop_token_ids": s.stop_token_ids,
+        }
         request = self._runner.request(prompt.token_ids, params)
         done = asyncio.get_running_loop().create_future()
         self._pending.append((request, done))

@@ -91,7 +91,10 @@ def table(summary: dict[str, Any]) -> str:
         if side in summary and sum(v["distribution"] == side for v in summary["splits"].values()) > 1:
             lines.append(_line(side.upper(), "all", summary[side], names))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [" ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+    text = [
+        " ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    ]
     return "\n".join(line.rstrip() for line in text)
 
 

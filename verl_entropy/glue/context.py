@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,6 @@ class AdvantageContext:
     step: int
     total_steps: int
     turns: Turns
-    turns_of: Callable[[torch.Tensor], Turns]
-    """Turns of the same rows with fewer trained tokens."""
     mask_RT: torch.Tensor
     entropy_RT: torch.Tensor | None
     """Entropy of the old-log-prob pass in nats, no gradient; None when that pass was bypassed."""

@@ -67,8 +67,8 @@ def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) 
     return [bool(s > threshold) if flag is None else bool(flag) for flag, s in zip(flags, score_R.tolist(), strict=True)]
 
 
-def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float):
-    """Function from a mask of trained tokens to the turns of a batch of verl, and the rows' extra fields."""
+def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict]]:
+    """The turns of a batch of verl, and the rows' extra fields."""
     width = data.batch["response_mask"].shape[1]
     sessions, positions = zip(*((k.rsplit("_", 1)[0], int(k.rsplit("_", 1)[1])) for k in keys), strict=True)
     uid_R = data.non_tensor_batch["uid"]
@@ -76,20 +76,18 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float):
     extra = [dict(row) for row in rows["extra_fields"]]
     score_R = data.batch["token_level_rewards"].float().sum(-1)
 
-    def turns_of(mask_RT: torch.Tensor) -> Turns:
-        return build_turns(
-            mask_RT,
-            group_R=list(uid_R),
-            trajectory_R=list(sessions),
-            position_R=list(positions),
-            padding_R=torch.as_tensor(padding_R),
-            score_R=score_R,
-            turn_fields=_turn_fields(extra, padding_R),
-            success_R=_success(extra, score_R, threshold),
-            spans_mask_RT=_padded(rows["response_mask"], width).bool(),
-        )
-
-    return turns_of, extra
+    turns = build_turns(
+        data.batch["response_mask"].bool(),
+        group_R=list(uid_R),
+        trajectory_R=list(sessions),
+        position_R=list(positions),
+        padding_R=torch.as_tensor(padding_R),
+        score_R=score_R,
+        turn_fields=_turn_fields(extra, padding_R),
+        success_R=_success(extra, score_R, threshold),
+        spans_mask_RT=_padded(rows["response_mask"], width).bool(),
+    )
+    return turns, extra
 
 
 def _fetch(call: Call, keys: list[str], has_entropy: bool) -> Any:
@@ -116,7 +114,7 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     rows = _fetch(call, batch_keys, has_entropy)
     plan = call.run.plan
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
-    turns_of, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
+    turns, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
     mask_RT = data.batch["response_mask"].bool()
     entropy_RT = data.batch["entropy"].float() if has_entropy else None
     if "entropy" in rows.keys():
@@ -126,8 +124,7 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
         plan=plan,
         step=int(call.trainer.global_steps),
         total_steps=int(call.trainer.total_training_steps),
-        turns=turns_of(mask_RT),
-        turns_of=turns_of,
+        turns=turns,
         mask_RT=mask_RT,
         entropy_RT=entropy_RT,
         old_log_probs_RT=old_log_probs,

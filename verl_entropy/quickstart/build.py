@@ -88,6 +88,9 @@ def build_model(vocabulary: int, seed: int):
 
 def write_data(folder: Path, seed: int, tasks: int) -> None:
     """train.parquet with ``tasks`` tasks, and seen.parquet and unseen.parquet with the held-out ones."""
-    for split, first, count in (("train", seed * SEEDS_PER_RUN, tasks), *((s, FIRST_HELD_OUT, HELD_OUT) for s in ("seen", "unseen"))):
+    for split, first, count in (
+        ("train", seed * SEEDS_PER_RUN, tasks),
+        *((s, FIRST_HELD_OUT, HELD_OUT) for s in ("seen", "unseen")),
+    ):
         found = [Task(first + i, {"split": split}) for i in range(count)]
         write_parquet(rl_rows(found, "household", split), folder / f"{split}.parquet")

@@ -143,7 +143,11 @@ def _zero_variance(run: Run) -> Advice | None:
 def _one_sided_clip(run: Run) -> Advice | None:
     high, low = _tail(run, P + "clipfrac_high"), _tail(run, P + "clipfrac_low")
     values = run.series(ENTROPY)[1]
-    if not (high > ONE_SIDED * low and high > CLIPPED) or len(values) < 2 or np.median(values[-TAIL:]) >= np.median(values[:TAIL]):
+    if (
+        not (high > ONE_SIDED * low and high > CLIPPED)
+        or len(values) < 2
+        or np.median(values[-TAIL:]) >= np.median(values[:TAIL])
+    ):
         return None
     return Advice(
         "clipping cuts mostly rising tokens while entropy falls",

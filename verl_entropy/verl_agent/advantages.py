@@ -62,7 +62,6 @@ def _context(run: Run, step: int, total: int, data: Any, rows: Rows, fields: Fie
         step=step,
         total_steps=total,
         turns=fields.turns(fields.mask_UT, threshold),
-        turns_of=lambda mask_UT: fields.turns(mask_UT, threshold),
         mask_RT=fields.mask_UT,
         entropy_RT=None if entropy is None else rows.unique(entropy).float(),
         old_log_probs_RT=rows.unique(data.batch["old_log_probs"]).float(),
