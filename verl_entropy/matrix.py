@@ -22,7 +22,7 @@ class Component:
 
 
 COMPONENTS: tuple[Component, ...] = (
-    Component("python", "", ("3.11",), True),
+    Component("python", "", ("3.10", "3.11", "3.12"), True),
     Component("verl", "verl", ("0.9.1",), True, "nothing to extend. Fix: pip install 'verl==0.9.1'"),
     Component("torch", "torch", ("2.11.0", "2.13.0"), True, "nothing can train. Fix: install torch for your card"),
     Component("transformers", "transformers", ("5.9.0", "5.10.4"), True, "verl cannot load a model"),
@@ -35,7 +35,8 @@ COMPONENTS: tuple[Component, ...] = (
     Component("hydra-core", "hydra-core", ("1.3.8",), True, "no configuration"),
     Component("matplotlib", "matplotlib", (), False, "no report. Fix: pip install 'verl-entropy[report]'"),
 )
-"""CPU: python 3.11, torch 2.13.0, verl 0.9.1, transformers 5.10.4 (every test). GPU: torch 2.11.0, verl 0.9.1, vllm 0.24.0,
+"""CPU: python 3.11, torch 2.13.0, verl 0.9.1, transformers 5.10.4 (every test); 3.10 and 3.12 without trainer runs.
+GPU: torch 2.11.0, verl 0.9.1, vllm 0.24.0,
 transformers 5.9.0 (tests/gpu/results). flash-attn and matplotlib of any version."""
 
 
