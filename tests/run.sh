@@ -2,7 +2,7 @@
 # Install what the tests need into a virtual environment of their own and run them.
 #
 #   bash tests/run.sh            everything that CI runs (real verl runs on the CPU included)
-#   bash tests/run.sh --quick    only the tests without a trainer
+#   bash tests/run.sh --quick    without trainer runs, engines and simulators (minutes)
 #   bash tests/run.sh --full     also the long runs (every preset through the trainer)
 #   bash tests/run.sh -- ARGS    pytest arguments, for example -- -k gigpo
 #
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 selection=(-m "not full")
 case "${1:-}" in
-  --quick) selection=(-m "not real and not full"); shift ;;
+  --quick) selection=(-m "not real and not full and not slow"); shift ;;
   --full) selection=(); shift ;;
 esac
 [ "${1:-}" = "--" ] && shift
