@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_entropy import config, registry
-from verl_entropy.config import ConfigError
+from verl_entropy.config import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.plan import Plan
 
@@ -19,25 +19,16 @@ ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 GROUP_BASES = ("grpo", "rloo", "opo", "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo")
 
 
-def _get(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    node: Any = raw
-    for part in path.split("."):
-        if not isinstance(node, Mapping) or part not in node or node[part] is None:
-            return default
-        node = node[part]
-    return node
-
-
 def _lora_rank(raw: Mapping[str, Any]) -> int:
-    model = _get(raw, "actor_rollout_ref.model", {})
-    return int(_get(model, "lora.rank", 0) or _get(model, "lora_rank", 0) or 0)
+    model = lookup(raw, "actor_rollout_ref.model", {})
+    return int(lookup(model, "lora.rank", 0) or lookup(model, "lora_rank", 0) or 0)
 
 
 def sequence_parallel(raw: Mapping[str, Any]) -> int:
     """Ranks that share a sequence in the actor."""
-    actor = _get(raw, "actor_rollout_ref.actor", {})
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
     keys = ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
-    return max(int(_get(actor, key, 1) or 1) for key in keys)
+    return max(int(lookup(actor, key, 1) or 1) for key in keys)
 
 
 def uses_engine(plan: Plan) -> bool:
@@ -61,9 +52,9 @@ def _check_presets(plan: Plan) -> None:
 
 
 def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
-    if not _get(raw, "trainer.use_v1", True):
+    if not lookup(raw, "trainer.use_v1", True):
         raise ConfigError("trainer.use_v1=False: verl-entropy feeds verl's V1 trainer only. Set trainer.use_v1=True.")
-    strategy = _get(raw, "actor_rollout_ref.actor.strategy")
+    strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
     if strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
             f"actor_rollout_ref.actor.strategy={strategy}: verl-entropy's loss side runs on fsdp and fsdp2. "
@@ -75,33 +66,38 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
             f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
         )
-    if _get(raw, "distillation.enabled", False) and (plan.loss or plan.clip or plan.regularizer or plan.seal):
+    if lookup(raw, "distillation.enabled", False) and (plan.loss or plan.clip or plan.regularizer or plan.seal):
         raise ConfigError(
             "distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use."
         )
 
 
 def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:
-    bypass = _get(raw, "algorithm.rollout_correction.bypass_mode", False)
+    bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
     entropy_users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
     if bypass and entropy_users:
         raise ConfigError(
             f"algorithm.rollout_correction.bypass_mode=True skips the old-log-prob pass, whose entropy {', '.join(entropy_users)} "
             "needs. Set algorithm.rollout_correction.bypass_mode=False."
         )
-    n = int(_get(raw, "actor_rollout_ref.rollout.n", 1))
-    group_users = [c.name for c in plan.choices if "group" in c.algorithm.needs]
-    if plan.base in GROUP_BASES and plan.base not in group_users:
-        group_users.append(plan.base)
-    if n < 2 and group_users:
+    check_group_size(plan, raw, "actor_rollout_ref.rollout.n", GROUP_BASES, "prompt")
+
+
+def check_group_size(plan: Plan, raw: Mapping[str, Any], key: str, bases: Sequence[str], group: str) -> None:
+    """Refuse one rollout per ``group`` where the base, if it is of ``bases``, or a method compares several."""
+    n = int(lookup(raw, key, 1))
+    users = [c.name for c in plan.choices if "group" in c.algorithm.needs]
+    if plan.base in bases and plan.base not in users:
+        users.append(plan.base)
+    if n < 2 and users:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.n={n}: {', '.join(group_users)} compares rollouts of one prompt, and a group of one has "
-            "nothing to compare with. Set actor_rollout_ref.rollout.n=8 (the papers' group size)."
+            f"{key}={n}: {', '.join(users)} compares rollouts of one {group}, and a group of one has nothing to compare with. "
+            f"Set {key}=8 (the papers' group size)."
         )
 
 
 def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
-    coeff = float(_get(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
+    coeff = float(lookup(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
     if plan.regularizer is not None and coeff != 0.0:
         raise ConfigError(
             f"actor_rollout_ref.actor.entropy_coeff={coeff}: {config.POLICY_LOSS_PATH}.regularizer={plan.regularizer.name} owns "
@@ -114,7 +110,7 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"Set {config.ALGORITHM_PATH}.log_probs=auto."
         )
     needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
-    if _get(raw, "actor_rollout_ref.model.use_fused_kernels", False) and needs_logits:
+    if lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False) and needs_logits:
         raise ConfigError(
             "actor_rollout_ref.model.use_fused_kernels=True: the fused head returns bf16 entropy and no logits or hidden "
             "states. Set actor_rollout_ref.model.use_fused_kernels=False."
@@ -141,7 +137,7 @@ def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
     s = plan.diagnostics
     if s.enabled and s.run_file.folder is not None and not s.run_file.folder.strip():
         raise ConfigError(f"{DIAGNOSTICS_PATH}.run_file.folder={s.run_file.folder!r}: give a folder, or null for none.")
-    bypass = _get(raw, "algorithm.rollout_correction.bypass_mode", False)
+    bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
     if s.enabled and s.on_eruption != "none" and bypass:
         raise ConfigError(
             f"{DIAGNOSTICS_PATH}.on_eruption={s.on_eruption}: the detector reads the entropy of the old-log-prob pass, which "

@@ -369,3 +369,13 @@ def parse(cls: type, values: Mapping[str, Any] | None, path: str) -> Any:
             _check_bounds(value, known[key].metadata, f"{path}.{key}")
         checked[key] = value
     return cls(**checked)
+
+
+def lookup(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """The value at a dotted path of plain mappings; ``default`` where it is missing or null."""
+    node: Any = raw
+    for part in path.split("."):
+        if not isinstance(node, Mapping) or node.get(part) is None:
+            return default
+        node = node[part]
+    return node

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.config import lookup
+
 CHUNK_CELLS = 2**24
 """``numerics.CHUNK_CELLS``, repeated because that module imports torch (a test compares them)."""
 OUR_BYTES = {2: 17, 4: 13}
@@ -183,31 +185,21 @@ def model_size(path: str | None, vocab: int | None, hidden: int | None) -> Size 
     return Size(vocab, hidden, str(file) if found else "--vocab and --hidden")
 
 
-def get(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """The value at a dotted path; ``default`` where it is missing or null."""
-    node: Any = raw
-    for part in path.split("."):
-        if not isinstance(node, Mapping) or node.get(part) is None:
-            return default
-        node = node[part]
-    return node
-
-
 def param_dtype(raw: Mapping[str, Any]) -> str:
     """dtype of the actor's computation, and so of its logits (verl's default: bf16)."""
-    named = str(get(raw, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "bf16"))
+    named = str(lookup(raw, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "bf16"))
     return DTYPES.get(named, named)
 
 
 def path_of(raw: Mapping[str, Any], log_probs: str, has_flash: bool) -> str:
     """Which path computes entropy and log-probs under a resolved configuration."""
-    if get(raw, "actor_rollout_ref.model.use_fused_kernels", False):  # gives no logits, so our pass stands back
-        backend = get(raw, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "torch")
+    if lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False):  # gives no logits, so our pass stands back
+        backend = lookup(raw, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "torch")
         return "fused_triton" if backend == "triton" else "fused_torch"
     if log_probs == "chunked" or (log_probs == "auto" and not has_flash):
         return "chunked"
-    fsdp = get(raw, "actor_rollout_ref.actor.fsdp_config", {})
-    packed = bool(get(raw, "actor_rollout_ref.model.use_remove_padding", False))
+    fsdp = lookup(raw, "actor_rollout_ref.actor.fsdp_config", {})
+    packed = bool(lookup(raw, "actor_rollout_ref.model.use_remove_padding", False))
     if fsdp.get("use_torch_compile", True) and packed:  # without packing verl calls the eager function
         return "compiled"
     if fsdp.get("entropy_checkpointing", False):
@@ -217,12 +209,12 @@ def path_of(raw: Mapping[str, Any], log_probs: str, has_flash: bool) -> str:
 
 def _tokens(raw: Mapping[str, Any], side: str) -> tuple[int, int] | None:
     """(tokens, response tokens) of a micro-batch of the update ("actor") or of the old-log-prob pass ("rollout")."""
-    prompt, response = (int(get(raw, f"data.max_{part}_length", 0)) for part in ("prompt", "response"))
+    prompt, response = (int(lookup(raw, f"data.max_{part}_length", 0)) for part in ("prompt", "response"))
     names = {
         "actor": ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"),
         "rollout": ("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu", "log_prob_micro_batch_size_per_gpu"),
     }[side]
-    dynamic, longest, rows = (get(raw, f"actor_rollout_ref.{side}.{name}") for name in names)
+    dynamic, longest, rows = (lookup(raw, f"actor_rollout_ref.{side}.{name}") for name in names)
     if dynamic and longest:
         return int(longest), int(longest)
     if rows and prompt + response:
@@ -233,7 +225,7 @@ def _tokens(raw: Mapping[str, Any], side: str) -> tuple[int, int] | None:
 def batches(raw: Mapping[str, Any], size: Size) -> dict[str, Batch]:
     """The largest micro-batch of each pass; a pass whose size the configuration leaves open is left out."""
     dtype = param_dtype(raw)
-    temperature = float(get(raw, "actor_rollout_ref.rollout.temperature", 1.0))
+    temperature = float(lookup(raw, "actor_rollout_ref.rollout.temperature", 1.0))
     found = {}
     for name, side in (("old_log_prob", "rollout"), ("update", "actor")):
         tokens = _tokens(raw, side)
@@ -253,7 +245,7 @@ def estimate(
 ) -> dict[str, Any]:
     """The memory of each pass on the path that the configuration selects, and on the others for comparison."""
     chosen = path_of(raw, log_probs, has_flash)
-    actor = get(raw, "actor_rollout_ref.actor", {})
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
     with_entropy = bool(actor.get("calculate_entropy") or float(actor.get("entropy_coeff") or 0.0) != 0.0)
     result: dict[str, Any] = {"model": asdict(size), "path": chosen, "what": PATHS[chosen][0], "update_entropy": with_entropy}
     for name, batch in batches(raw, size).items():

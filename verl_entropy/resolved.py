@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 from verl_entropy import memory, registry, risks
+from verl_entropy.config import lookup
 from verl_entropy.plan import Choice, Plan
 
 
@@ -98,7 +99,7 @@ def effective_entropy_coeff(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
     """The weight of entropy in the loss, in loss per nat, and who sets it."""
     path = "actor_rollout_ref.actor.entropy_coeff"
     if plan.regularizer is None:
-        return {"value": float(memory.get(raw, path, 0.0)), "owner": path, "note": "loss = policy loss - value x H"}
+        return {"value": float(lookup(raw, path, 0.0)), "owner": path, "note": "loss = policy loss - value x H"}
     s = plan.regularizer.settings
     value, note = {
         "epo": lambda: (s.entropy_coeff, "loss = policy loss - value x (H - beta P), beta moves over training"),
@@ -120,7 +121,7 @@ def _choice(choice: Choice | None) -> dict[str, Any] | None:
 
 def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
     """Base, transforms, loss, clip, regularizer, head, effective entropy coefficient, and what entropy is measured in."""
-    actor = memory.get(raw, "actor_rollout_ref.actor", {})
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
     return {
         "presets": sorted(plan.entropy.presets),
         "base": {"name": plan.base, "from": "verl-entropy" if plan.base in registry.names("estimator") else "verl"},
@@ -142,7 +143,7 @@ def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
         "entropy": {
             "unit": "nats",
             "of": "softmax(logits / temperature), whole vocabulary",
-            "temperature": memory.get(raw, "actor_rollout_ref.rollout.temperature", 1.0),
+            "temperature": lookup(raw, "actor_rollout_ref.rollout.temperature", 1.0),
             "path": memory.path_of(raw, plan.entropy.log_probs, has_flash()),
             "log_probs": plan.entropy.log_probs,
             "dtype": memory.param_dtype(raw),

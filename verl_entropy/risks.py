@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_entropy import memory
-from verl_entropy.memory import get
+from verl_entropy.config import lookup
 from verl_entropy.plan import Plan
 
 CONTROLS = ("repo_r", "repo_d", "adapo", "entrocraft", "entrocraft_switch")
@@ -19,8 +19,8 @@ CONTROLS = ("repo_r", "repo_d", "adapo", "entrocraft", "entrocraft_switch")
 
 def _precision(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     actor = "actor_rollout_ref.actor"
-    if get(raw, "actor_rollout_ref.model.use_fused_kernels", False):
-        backend = get(raw, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "torch")
+    if lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False):
+        backend = lookup(raw, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "torch")
         if backend != "triton":
             yield (
                 f"actor_rollout_ref.model.use_fused_kernels=True ({backend} backend): entropy comes out in bf16, rounded by up to "
@@ -29,7 +29,7 @@ def _precision(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     param = memory.param_dtype(raw)
     if param == "fp16":
         yield f"{actor}.fsdp_config.mixed_precision.param_dtype={param}: logits beyond 65504 overflow; entropy and log-probs are fp32."
-    rollout = str(get(raw, "actor_rollout_ref.rollout.dtype", "bfloat16"))
+    rollout = str(lookup(raw, "actor_rollout_ref.rollout.dtype", "bfloat16"))
     rollout = memory.DTYPES.get(rollout, rollout)
     if rollout not in (param, "auto"):
         yield (
@@ -39,7 +39,7 @@ def _precision(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory(plan: Plan, raw: Mapping[str, Any], has_flash: bool) -> Iterator[str]:
-    actor = get(raw, "actor_rollout_ref.actor", {})
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
     with_gradient = "grad_entropy" in plan.needs or float(actor.get("entropy_coeff") or 0.0) != 0.0
     path = memory.path_of(raw, plan.entropy.log_probs, has_flash)
     fsdp = "actor_rollout_ref.actor.fsdp_config"
@@ -57,7 +57,7 @@ def _memory(plan: Plan, raw: Mapping[str, Any], has_flash: bool) -> Iterator[str
 
 
 def _meaning(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
-    actor = get(raw, "actor_rollout_ref.actor", {})
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
     coeff = float(actor.get("entropy_coeff") or 0.0)
     controls = [c.name for c in plan.choices if c.name in CONTROLS]
     if coeff != 0.0 and controls:
@@ -65,7 +65,7 @@ def _meaning(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
             f"actor_rollout_ref.actor.entropy_coeff={coeff}: verl's own bonus pushes beside {', '.join(controls)}, which steers "
             "entropy itself. Set it to 0."
         )
-    rollout = get(raw, "actor_rollout_ref.rollout", {})
+    rollout = lookup(raw, "actor_rollout_ref.rollout", {})
     top_p, top_k = float(rollout.get("top_p") or 1.0), int(rollout.get("top_k") or -1)
     if top_p < 1.0 or top_k > 0:
         yield (
@@ -84,7 +84,7 @@ def _meaning(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
 def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     for path in plan.unused:
         yield f"{path} is set, but that method is not chosen, so it does nothing. Choose the method, or remove the section."
-    mode = get(raw, "trainer.v1.trainer_mode")
+    mode = lookup(raw, "trainer.v1.trainer_mode")
     if mode == "separate_async" and plan.active:
         yield "trainer.v1.trainer_mode=separate_async: the same code path as the other modes, but not run in this package's tests."
     if not plan.active:

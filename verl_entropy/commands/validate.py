@@ -12,6 +12,7 @@ from typing import Any
 from verl_entropy import memory
 from verl_entropy.commands import planned
 from verl_entropy.commands.output import fill, json_option, print_json
+from verl_entropy.config import lookup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = compose.compose(args.words, args.recipe)
     found = resolved.check(config)
-    path = memory.get(found.raw, "actor_rollout_ref.model.path")
+    path = lookup(found.raw, "actor_rollout_ref.model.path")
     model = memory.model_size(path, args.vocab, args.hidden)
     needed = estimate(found, model) if model else None
     if args.json:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_entropy.config import ConfigError
+from verl_entropy.config import ConfigError, lookup
 from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.judge.results import Judgement, read_results, trajectory_text
-from verl_entropy.memory import get
 from verl_entropy.runfile import STEPS, RunFileError, RunReader
 
 P = "verl_entropy/"
@@ -209,7 +208,7 @@ def _read(path: str | Path, settings: Phases | None) -> Run:
     reader = RunReader(path)
     if settings is None:
         try:
-            settings = read_live({"detector": get(reader.config, f"{DIAGNOSTICS}.detector")}).detector
+            settings = read_live({"detector": lookup(reader.config, f"{DIAGNOSTICS}.detector")}).detector
         except ConfigError as error:
             reader.problems.append(f"phases by the default settings, because {error}")
             settings = Phases()

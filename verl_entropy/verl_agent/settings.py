@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_entropy import checks, plan, registry
-from verl_entropy.config import ALGORITHM_PATH, POLICY_LOSS_PATH, ConfigError
+from verl_entropy.config import ALGORITHM_PATH, POLICY_LOSS_PATH, ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.verl_agent.fingerprints import COMMIT, VERSION
 
@@ -42,20 +42,11 @@ def _container(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=False) if OmegaConf.is_config(node) else node
 
 
-def _get(raw: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    node: Any = raw
-    for part in path.split("."):
-        if not isinstance(node, Mapping) or node.get(part) is None:
-            return default
-        node = node[part]
-    return node
-
-
 def read_plan(raw: Mapping[str, Any]) -> plan.Plan:
     """The plan. ``adv_estimator=gigpo`` is verl-agent's own unless the preset or its section is given."""
     chosen = plan.read(raw)
-    ours = _get(raw, "algorithm.entropy", {})
-    if chosen.base == "gigpo" and "gigpo" not in _get(ours, "presets", {}) and "gigpo" not in ours:
+    ours = lookup(raw, "algorithm.entropy", {})
+    if chosen.base == "gigpo" and "gigpo" not in lookup(ours, "presets", {}) and "gigpo" not in ours:
         chosen = dataclasses.replace(chosen, estimator=None)
     return chosen
 
@@ -77,7 +68,7 @@ def _refuse(condition: bool, setting: str, reason: str, fix: str) -> None:
 
 def _check_engine(raw: Mapping[str, Any]) -> None:
     arr = "actor_rollout_ref"
-    strategy = _get(raw, f"{arr}.actor.strategy")
+    strategy = lookup(raw, f"{arr}.actor.strategy")
     _refuse(
         strategy not in ("fsdp", "fsdp2"),
         f"{arr}.actor.strategy={strategy}",
@@ -85,7 +76,7 @@ def _check_engine(raw: Mapping[str, Any]) -> None:
         f"Set {arr}.actor.strategy=fsdp or fsdp2.",
     )
     for role in ("actor", "ref"):
-        size = int(_get(raw, f"{arr}.{role}.ulysses_sequence_parallel_size", 1))
+        size = int(lookup(raw, f"{arr}.{role}.ulysses_sequence_parallel_size", 1))
         _refuse(
             size > 1,
             f"{arr}.{role}.ulysses_sequence_parallel_size={size}",
@@ -93,14 +84,14 @@ def _check_engine(raw: Mapping[str, Any]) -> None:
             f"Set {arr}.{role}.ulysses_sequence_parallel_size=1.",
         )
     _refuse(
-        bool(_get(raw, f"{arr}.model.use_fused_kernels", False)),
+        bool(lookup(raw, f"{arr}.model.use_fused_kernels", False)),
         f"{arr}.model.use_fused_kernels=True",
         f"verl-agent {COMMIT} imports verl.models.transformers.dense_common for it, which is not in its tree, and the fused head "
         "gives no logits.",
         f"Set {arr}.model.use_fused_kernels=False.",
     )
     _refuse(
-        bool(_get(raw, f"{arr}.rollout.multi_turn.enable", False)),
+        bool(lookup(raw, f"{arr}.rollout.multi_turn.enable", False)),
         f"{arr}.rollout.multi_turn.enable=True",
         "a row then holds several turns of verl's tool loop, and verl-entropy reads verl-agent's rows of one turn.",
         f"Set {arr}.rollout.multi_turn.enable=False; env.max_steps bounds the turns.",
@@ -114,24 +105,16 @@ def _check_advantages(chosen: plan.Plan, raw: Mapping[str, Any]) -> None:
     if chosen.loss is None and chosen.loss_mode not in LOSSES:
         known = sorted({*LOSSES, *registry.names("loss"), *registry.names("clip")})
         raise ConfigError(f"{POLICY_LOSS_PATH}.loss_mode={chosen.loss_mode}: not known. Known: {', '.join(known)}.")
-    n = int(_get(raw, "env.rollout.n", 1))
-    users = [c.name for c in chosen.choices if "group" in c.algorithm.needs]
-    if chosen.base in GROUPS and chosen.base not in users:
-        users.append(chosen.base)
-    if n < 2 and users:
-        raise ConfigError(
-            f"env.rollout.n={n}: {', '.join(users)} compares rollouts of one task, and a group of one has nothing to compare "
-            "with. Set env.rollout.n=8 (the papers' group size)."
-        )
+    checks.check_group_size(chosen, raw, "env.rollout.n", GROUPS, "task")
     _refuse(
-        bool(_get(raw, "algorithm.use_pf_ppo", False)),
+        bool(lookup(raw, "algorithm.use_pf_ppo", False)),
         "algorithm.use_pf_ppo=True",
         "it draws the rows anew after the advantages, and turns would be lost or doubled.",
         "Set algorithm.use_pf_ppo=False.",
     )
     ours = chosen.estimator is not None or bool(chosen.transforms) or chosen.seal is not None
     _refuse(
-        ours and bool(_get(raw, "reward_model.enable", False)),
+        ours and bool(lookup(raw, "reward_model.enable", False)),
         "reward_model.enable=True",
         "a trajectory's score is read from the environment's return, which a reward model replaces row by row.",
         "Set reward_model.enable=False.",
@@ -161,7 +144,7 @@ def check(chosen: plan.Plan, raw: Mapping[str, Any]) -> None:
     _check_diagnostics(chosen)
     # The rest is common to both routes; there the group size is rollout.n, which verl-agent keeps at 1.
     common = copy.deepcopy({k: raw[k] for k in ("algorithm", "actor_rollout_ref", "trainer") if k in raw})
-    common["actor_rollout_ref"].setdefault("rollout", {})["n"] = max(int(_get(raw, "env.rollout.n", 1)), 2)
+    common["actor_rollout_ref"].setdefault("rollout", {})["n"] = max(int(lookup(raw, "env.rollout.n", 1)), 2)
     checks.check(chosen, common)
 
 
@@ -190,15 +173,15 @@ def prepare(config: DictConfig) -> plan.Plan | None:
 
 def penalty_of(raw: Mapping[str, Any]) -> float:
     """Penalty of an invalid action, 0 where verl-agent takes none."""
-    actor = _get(raw, "actor_rollout_ref.actor", {})
-    return float(_get(actor, "invalid_action_penalty_coef", 0.0)) if _get(actor, "use_invalid_action_penalty", True) else 0.0
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
+    return float(lookup(actor, "invalid_action_penalty_coef", 0.0)) if lookup(actor, "use_invalid_action_penalty", True) else 0.0
 
 
 # ----------------------------------------------------------------------------- banner
 
 
 def _coefficient(chosen: plan.Plan | None, raw: Mapping[str, Any], overrides: list[str]) -> str:
-    value = float(_get(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
+    value = float(lookup(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
     line = f"effective entropy_coeff {value:g}"
     given = any(o.lstrip("+").startswith("actor_rollout_ref.actor.entropy_coeff=") for o in overrides)
     if value and not given:
@@ -225,7 +208,7 @@ def banner(chosen: plan.Plan | None, config: DictConfig, overrides: list[str], o
     raw = _container(config)
     head = f"verl-agent {COMMIT} (verl {VERSION}), {_coefficient(chosen, raw, overrides)}"
     if chosen is None:
-        name = f"algorithm.adv_estimator={_get(raw, 'algorithm.adv_estimator')}"
+        name = f"algorithm.adv_estimator={lookup(raw, 'algorithm.adv_estimator')}"
         return [head, f"nothing of verl-entropy is chosen ({name} is verl-agent's own): it runs as it is"]
     whose = "verl-entropy's" if chosen.estimator is not None else "verl-agent's own"
     over = statistics(chosen)
