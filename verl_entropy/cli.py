@@ -60,6 +60,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("advise", "symptoms of a run and the methods meant for them", "there are symptoms"),
     Command("judge", "rate how degenerate sampled texts are, with a language model", "some could not be judged"),
     Command("strip-head", "copy a checkpoint without the SEAL head, for stock verl"),
+    Command("reshard", "make a checkpoint loadable on another number of ranks"),
     Command("table", "the README's tables, in Markdown"),
 )
 

@@ -63,6 +63,26 @@ def step_folder(root: str, step: int) -> Path:
 
 def resume_folder(trainer: dict[str, Any]) -> Path | None:
     """The checkpoint folder that verl is going to load, or None (the rule of ``PPOTrainer._load_checkpoint``)."""
+    folder = _resume_folder(trainer)
+    if folder is not None:
+        check_ranks(folder, int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"]))
+    return folder
+
+
+def check_ranks(folder: Path, ranks: int) -> None:
+    """ConfigError if the actor's shards are of other numbers of ranks, where verl has but a missing file to report."""
+    actor = folder / "actor"
+    saved = {int(path.name.split("_")[3]) for path in actor.glob("model_world_size_*_rank_*.pt")}
+    # A node may hold the files of its own ranks only. verl-agent's older verl writes no fsdp_config.json; the command does not know its format.
+    if saved and ranks not in saved and (actor / "fsdp_config.json").is_file():
+        raise ConfigError(
+            f"{folder}: was saved by {' or '.join(map(str, sorted(saved)))} rank(s), and this run has {ranks} "
+            f"(trainer.nnodes * trainer.n_gpus_per_node); verl would not find model_world_size_{ranks}_rank_0.pt. "
+            f"Run `verl-entropy reshard {folder} --ranks {ranks}`, then start again; or use as many ranks as saved it."
+        )
+
+
+def _resume_folder(trainer: dict[str, Any]) -> Path | None:
     mode = trainer.get("resume_mode")
     if mode == "resume_path":
         return Path(trainer["resume_from_path"]).absolute()

@@ -99,10 +99,10 @@ class EntropyRayPPOTrainer(RayPPOTrainer):
         super()._save_checkpoint()
 
     def _load_checkpoint(self):
-        folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
-        if folder is not None:
-            try:
+        try:
+            folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
+            if folder is not None:
                 state.load(self._entropy_run, folder)
-            except ConfigError as error:
-                raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        except ConfigError as error:
+            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return super()._load_checkpoint()
