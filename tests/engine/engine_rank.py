@@ -60,7 +60,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False):
+def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False, attention: str = "sdpa"):
     import dataclasses
 
     from verl.trainer.config import CheckpointConfig
@@ -70,9 +70,9 @@ def build(model: str, actor, forward_only: bool = False, checkpointing: bool = F
     model_config = HFModelConfig(
         path=model,
         model_type="language_model",
-        use_remove_padding=False,
+        use_remove_padding=attention != "sdpa",
         enable_gradient_checkpointing=checkpointing,
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": attention},
     )
     engine_config = actor.engine
     if forward_only:
@@ -203,7 +203,8 @@ def scenario(name: str, model: str, folder: Path) -> dict:
     if "dtype" in options:
         extra.append(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={options['dtype']}")
     actor = actor_config(strategy, ours, options.get("logp", "chunked"), mode, extra)
-    engine = build(model, actor, forward_only=kind == "reference", checkpointing=options.get("checkpointing") == "1")
+    attention = options.get("attn", "sdpa")
+    engine = build(model, actor, kind == "reference", options.get("checkpointing") == "1", attention)
     result = {"class": type(engine).__name__}
     if kind == "reference":
         module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which piece of glue waits for which verl module. Everything that touches verl is under ``verl_entropy.glue``.
+"""Which piece of glue waits for which module. Everything that touches verl is under ``verl_entropy.glue``.
 
 verl.utils.config                          check the configuration before Ray starts          driver.py
 verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
 verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py, polling.py
 verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
 verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
+verl.utils.tensordict_utils                cut our batches in whole columns                   rows.py
 verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
+transformers.modeling_utils                attn_implementation=varlen                         attention.py
+verl.utils.model, verl.utils.ulysses       the same under verl                                attention.py
 """
 
 from __future__ import annotations
@@ -39,6 +42,12 @@ def _engine_workers(module: ModuleType) -> None:
     loss.wrap(module)
 
 
+def _tensordict_utils(module: ModuleType) -> None:
+    from verl_entropy.glue import rows
+
+    rows.wrap(module)
+
+
 def _fsdp(module: ModuleType) -> None:
     from verl_entropy.glue import engine
 
@@ -51,11 +60,33 @@ def _agent_loop(module: ModuleType) -> None:
     verl_entropy.agent.register()
 
 
+def _transformers(module: ModuleType) -> None:
+    from verl_entropy.glue import attention
+
+    attention.register(module)
+
+
+def _model(module: ModuleType) -> None:
+    from verl_entropy.glue import attention
+
+    attention.wrap_model(module)
+
+
+def _ulysses(module: ModuleType) -> None:
+    from verl_entropy.glue import attention
+
+    attention.watch_ulysses(module)
+
+
 CALLBACKS = {
     "verl.utils.config": _config,
     "verl.trainer.ppo.core_algos": _core_algos,
     "verl.trainer.ppo.v1.trainer_base": _trainer_base,
     "verl.workers.engine_workers": _engine_workers,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp,
+    "verl.utils.tensordict_utils": _tensordict_utils,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
+    "transformers.modeling_utils": _transformers,
+    "verl.utils.model": _model,
+    "verl.utils.ulysses": _ulysses,
 }
