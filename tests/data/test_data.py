@@ -236,6 +236,11 @@ def test_a_replayed_solution_has_its_thought_and_number():
     assert rows[0]["messages"][-1]["content"] == "<think> go right </think> <action> 2 </action>"
 
 
+def test_an_answer_that_needs_no_thought_has_none():
+    rows, _ = collect(writer_for(CORRIDOR, require_think=False), source.tasks(CORRIDOR, "train", count=1), thought="")
+    assert rows[0]["messages"][-1]["content"] == "<action> right </action>"
+
+
 SEARCH = {"action_tags": ["search", "answer"], "show_admissible": False}
 WHOLE = {"action_format": "whole", "show_admissible": False}
 

@@ -1,51 +1,102 @@
 #!/usr/bin/env bash
 # A first look at learning: GRPO alone and with SEAL, EPO, AEM, REPO-R and ADAPO, one seed each and equal steps, on TextWorldExpress.
 #
-#   usage: [STEPS=100] [SEED=0] learn.sh MODEL OUT [grpo|seal|epo|aem|repo_r|adapo...]
+#   usage: [STEPS=100] [SEED=0] [CARDS=0] [PER_CARD=1] learn.sh MODEL OUT [RUN...] [-- HYDRA OVERRIDES...]
 #
-# MODEL is SmolLM2-135M-Instruct as a Hugging Face checkpoint. OUT gets data, the warm start, a run folder and a log per method, and
-# report.html. What is there already is used, so that a second call goes on with further methods. Needs Java 17.
+# MODEL is SmolLM2-135M-Instruct as a Hugging Face checkpoint. A RUN is grpo, seal, epo, aem, repo_r, adapo (all six by default), or one of
+# them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
+# CARDS=0,1 PER_CARD=2 has four runs at once, two on each card. OUT gets data, the warm start, per run a folder, metrics and a log under
+# runs/, and report.html. What is there already is used: a second call goes on with further runs. Needs Java 17.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-usage="usage: learn.sh MODEL OUT [grpo|seal|epo|aem|repo_r|adapo...]"
+usage="usage: learn.sh MODEL OUT [grpo|seal|epo|aem|repo_r|adapo[_lrX|_tX|_nX]...] [-- OVERRIDES...]"
 model=${1:?$usage}
 out=$(realpath -m "${2:?$usage}")
 shift 2
-methods=("$@")
-[ ${#methods[@]} -gt 0 ] || methods=(grpo seal epo aem repo_r adapo)
+names=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do names+=("$1") && shift; done
+[ $# -eq 0 ] || shift
+[ ${#names[@]} -gt 0 ] || names=(grpo seal epo aem repo_r adapo)
+IFS=, read -ra cards <<< "${CARDS:-0}"
+slots=$((${#cards[@]} * ${PER_CARD:-1}))
+seed=${SEED:-0}
 recipe=first_look/textworld_express=grpo
 data=$out/data/textworld_express
-mkdir -p "$out"
+mkdir -p "$out/runs"
 cd "$root"
 export RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
 
-if [ ! -f "$data/train_expert.parquet" ]; then
+# Packed rows without flash-attn; the model is small enough to keep its activations.
+fast=(actor_rollout_ref.model.use_remove_padding=True +actor_rollout_ref.model.override_config.attn_implementation=varlen
+  actor_rollout_ref.model.enable_gradient_checkpointing=False)
+
+make_data() {
+  [ ! -f "$data/train_expert.parquet" ] || return 0
   verl-entropy data textworld_express --recipe "$recipe" --split train --count 2048 --out "$data"
-  verl-entropy data textworld_express --recipe "$recipe" --split dev --count 96 --out "$data"
-  verl-entropy data textworld_express --recipe "$recipe" --split train --count 300 --seed 1 --expert --tokenizer "$model" --out "$out/expert"
+  verl-entropy data textworld_express --recipe "$recipe" --split dev --count 192 --out "$data"
+  verl-entropy data textworld_express --recipe "$recipe" --split train --count 600 --seed 1 --expert --tokenizer "$model" --out "$out/expert"
   mv "$out/expert/train_expert.parquet" "$data/train_expert.parquet"
-fi
-warm=$(find "$out/warm_start" -type d -name huggingface 2> /dev/null | head -1)
-if [ -z "$warm" ]; then
-  torchrun --nproc_per_node 1 -m verl.trainer.sft_trainer --config-dir recipes +warm_start/expert=sft model.path="$model" \
-    model.use_remove_padding=False data.train_files="$data/train_expert.parquet" trainer.default_local_dir="$out/warm_start" \
-    > "$out/warm_start.log" 2>&1 || { tail -40 "$out/warm_start.log"; exit 1; }
-  warm=$(find "$out/warm_start" -type d -name huggingface | head -1)
-fi
-for method in "${methods[@]}"; do
-  [ "$method" = grpo ] && presets="" || presets=$method
-  folder=$out/runs/$method-${SEED:-0}
-  [ -f "$folder/done" ] && continue
+}
+
+find_warm() { find "$out/warm_start" -type d -name huggingface 2> /dev/null | sort | tail -1; }
+
+warm_start() { # a model of this size needs a higher rate than the recipe's
+  [ -z "$(find_warm)" ] || return 0
+  CUDA_VISIBLE_DEVICES=${cards[0]} torchrun --nproc_per_node 1 -m verl.trainer.sft_trainer --config-dir recipes +warm_start/expert=sft \
+    model.path="$model" model.use_remove_padding=True +model.override_config.attn_implementation=varlen \
+    model.enable_gradient_checkpointing=False data.max_token_len_per_gpu=32768 optim.lr="${WARM_LR:-1e-4}" \
+    trainer.total_epochs="${WARM_EPOCHS:-1}" data.train_files="$data/train_expert.parquet" trainer.default_local_dir="$out/warm_start" \
+    > "$out/warm_start.log" 2>&1 || { tail -40 "$out/warm_start.log"; return 1; }
+}
+
+settings() { # overrides of a run's name
+  local part parts presets=${1%%_[lnt][r0-9]*}
+  [ "$presets" != grpo ] || presets=
+  printf '%s\n' "entropy=[$presets]"
+  mapfile -t parts < <(grep -oE '_(lr|t|n)[0-9][0-9.e-]*' <<< "$1")
+  for part in "${parts[@]}"; do
+    case $part in
+      _lr*) printf '%s\n' "actor_rollout_ref.actor.optim.lr=${part#_lr}" ;;
+      _t*) printf '%s\n' "actor_rollout_ref.rollout.temperature=${part#_t}" ;;
+      _n*) printf '%s\n' "actor_rollout_ref.rollout.n=${part#_n}" "data.train_batch_size=$((128 / ${part#_n}))" ;;
+    esac
+  done
+}
+
+train() { # NAME CARD OVERRIDES...
+  local name=$1 card=$2 folder own
+  shift 2
+  folder=$out/runs/$name-$seed
+  [ ! -f "$folder/done" ] || return 0
   mkdir -p "$folder"
-  if ! python3 -m verl.trainer.main_ppo --config-dir recipes "+$recipe" "entropy=[$presets]" \
-    "data.folder=$out/data" "data.seed=${SEED:-0}" "actor_rollout_ref.model.path=$warm" actor_rollout_ref.model.use_remove_padding=False \
-    +actor_rollout_ref.model.override_config.attn_implementation=sdpa actor_rollout_ref.model.enable_gradient_checkpointing=False \
+  mapfile -t own < <(settings "$name")
+  if ! CUDA_VISIBLE_DEVICES=$card VERL_FILE_LOGGER_PATH=$folder.jsonl python3 -m verl.trainer.main_ppo --config-dir recipes "+$recipe" \
+    "${own[@]}" "data.folder=$out/data" "data.seed=$seed" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" \
     "++algorithm.entropy.diagnostics.run_file.folder=$folder" "trainer.total_training_steps=${STEPS:-100}" \
-    "trainer.experiment_name=$method" "trainer.default_local_dir=$out/checkpoints/$method" \
-    > "$folder.log" 2>&1; then
+    "trainer.experiment_name=$name" "trainer.default_local_dir=$out/checkpoints/$name-$seed" \
+    +ray_kwargs.ray_init.address=local +ray_kwargs.ray_init.include_dashboard=False "$@" > "$folder.log" 2>&1; then
     tail -40 "$folder.log"
-    exit 1
+    return 1
   fi
   touch "$folder/done"
-done
+}
+
+queue() { # SLOT OVERRIDES...: every run that is this slot's turn, one after the other
+  local slot=$1 i failed=0
+  shift
+  sleep $((slot * ${STAGGER:-8})) # verl's start is heaviest in its first seconds
+  for ((i = slot; i < ${#names[@]}; i += slots)); do
+    train "${names[i]}" "${cards[slot % ${#cards[@]}]}" "$@" || failed=1
+  done
+  return $failed
+}
+
+python3 tests/gpu/host.py "$out/host.json" \
+  "STEPS=${STEPS:-100} SEED=$seed CARDS=${CARDS:-0} PER_CARD=${PER_CARD:-1} learn.sh MODEL OUT ${names[*]} -- $*"
+make_data
+warm_start
+status=0
+for ((slot = 0; slot < slots && slot < ${#names[@]}; slot++)); do queue "$slot" "$@" & done
+for job in $(jobs -p); do wait "$job" || status=1; done
 verl-entropy report "$out"/runs/*/ --out "$out/report.html"
+exit $status

@@ -82,7 +82,7 @@ def parse_response(
 
 def format_response(
     action: str,
-    thought: str = "",
+    thought: str | None = "",
     *,
     think_tag: str = "think",
     action_tag: str = "action",
@@ -92,13 +92,15 @@ def format_response(
     """The well-formed response for an action, with single spaces around every tag (word-level tokenizers).
 
     With ``action_tags`` the action is a block of one of them already. A tag inside the thought would make the response
-    ambiguous: it is written as a word.
+    ambiguous: it is written as a word. ``thought=None``: the action alone.
     """
     answer = action.strip()
     if action_tags:
         answer = _tagged(answer, action_tags)
     elif action_format != "whole":
         answer = " ".join(word for word in (f"<{action_tag}>", answer, f"</{action_tag}>") if word)
+    if thought is None:
+        return answer
     thought = _untagged(thought, (think_tag, *(action_tags or (action_tag,)))).strip()
     return " ".join(word for word in (f"<{think_tag}>", thought, f"</{think_tag}>", answer) if word)
 

@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     expert = parser.add_argument_group("warm start")
     expert.add_argument("--expert", action="store_true", help="also play the episodes with the environment's expert")
     expert.add_argument("--tokenizer", help="checkpoint whose tokenizer and chat template are used (needed by --expert)")
-    expert.add_argument("--thought", help="thought given to a replayed action; {action} stands for it")
+    expert.add_argument(
+        "--thought",
+        help="thought given to a replayed action; {action} stands for it; left out: a plain one, or none where "
+        "data.env.require_think=false",
+    )
     expert.add_argument("--noise-target", type=float, default=0.0, help="share of turns that show a random action")
     expert.add_argument("--noise-play", type=float, default=0.0, help="share of the others that play one and show the expert's")
     settings = parser.add_argument_group("settings of the run that will use the data")
@@ -154,7 +158,8 @@ def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings:
     writer = TurnWriter(
         settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths
     )
-    rows, failed = collect(writer, found, noise=noise, seed=args.seed, thought=args.thought or THOUGHT)
+    thought = args.thought or (THOUGHT if settings.require_think else "")
+    rows, failed = collect(writer, found, noise=noise, seed=args.seed, thought=thought)
     if not rows:
         raise ValueError(
             f"--expert: no episode of split {args.split} reached its goal within data.env.max_turns={settings.max_turns}: raise it, "

@@ -94,7 +94,7 @@ class TurnWriter:
         s = self.settings
         text = format_response(
             self._spelled(action, admissible),
-            thought,
+            thought if thought or s.require_think or s.think_in_prompt else None,
             think_tag=s.think_tag,
             action_tag=s.action_tag,
             action_tags=s.action_tags,

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of learn.sh as one small results.json, and curves.png drawn from it.
+
+    python3 tests/gpu/learn_results.py OUT --to recipes/first_look/textworld_express
+    python3 tests/gpu/learn_results.py --redraw --to recipes/first_look/textworld_express    # the picture again, from results.json
+
+Reads OUT/runs/NAME-SEED (or NAME-SEED.jsonl of verl's file logger where there is no run file) and OUT/host.json. Then
+``python3 tests/readme.py`` renews the READMEs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_entropy.config import lookup
+from verl_entropy.diagnostics.simulate import classify
+from verl_entropy.report.plot import COLORS, STYLES, plain, png, style
+from verl_entropy.report.runs import ENTROPY, Group, P, Run, differing, load_readable, thin
+from verl_entropy.report.success import series as success_series
+from verl_entropy.runfile import STEPS
+
+ENDS = 10
+"""Steps at the start and at the end whose mean is a run's first and last value; half of a run that is shorter than both."""
+POINTS = 60
+"""Points of a stored series: a line of a small picture, and some 4 kB a run."""
+METHODS = ("grpo", "seal", "epo", "aem", "repo_r", "adapo")
+"""Order of the runs; further settings of a method follow it."""
+SERIES = {
+    "entropy": ENTROPY,
+    "success": (P + "success",),
+    "grad_norm": ("actor/grad_norm",),
+    "kl_old": ("actor/ppo_kl",),
+    "kl_reference": ("actor/kl_loss",),
+    "clipped": ("actor/pg_clipfrac",),
+    "clipped_high": (P + "clipfrac_high",),
+    "clipped_low": (P + "clipfrac_low",),
+    "valid_actions": (P + "valid_action_ratio",),
+    "groups_without_signal": (P + "group/zero_variance",),
+    "response_length": ("response_length/mean",),
+}
+SETTINGS = {
+    "lr": "actor_rollout_ref.actor.optim.lr",
+    "temperature": "actor_rollout_ref.rollout.temperature",
+    "n": "actor_rollout_ref.rollout.n",
+    "prompts": "data.train_batch_size",
+}
+TIMES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
+_NAME = re.compile(r"(?P<name>.+)-(?P<seed>\d+)$")
+
+
+def find_runs(out: Path) -> list[Path]:
+    """A path for every run, the run file before the logger's; GRPO first."""
+    found = {}
+    for path in sorted((out / "runs").iterdir() if (out / "runs").is_dir() else ()):
+        stem = path.name.removesuffix(".jsonl")
+        if _NAME.match(stem) and ((path / STEPS).is_file() or (path.suffix == ".jsonl" and stem not in found)):
+            found[stem] = path
+    if not found:
+        raise SystemExit(f"{out}/runs: no NAME-SEED folder with a run file and no NAME-SEED.jsonl. Give the OUT of learn.sh.")
+
+    def place(stem: str) -> tuple[int, str]:
+        method = next((i for i, m in enumerate(METHODS) if stem.startswith((f"{m}-", f"{m}_"))), len(METHODS))
+        return method, stem if "_" in stem else ""  # the method itself, then its other settings
+
+    return [found[stem] for stem in sorted(found, key=lambda s: (*place(s), s))]
+
+
+def short(value: float) -> float | None:
+    """Four digits are more than a curve shows; None for what is missing."""
+    return float(f"{value:.4g}") if np.isfinite(value) else None
+
+
+def ends(values: np.ndarray) -> dict[str, float | None] | None:
+    """Means of the first and the last steps, and how many those are."""
+    if not len(values):
+        return None
+    count = min(ENDS, max(len(values) // 2, 1))
+    return {"first": short(values[:count].mean()), "last": short(values[-count:].mean()), "steps": count}
+
+
+def thinned(run: Run) -> dict[str, list]:
+    """All series over shared steps, at most POINTS of them."""
+    known = {name: run.series(keys) for name, keys in SERIES.items()}
+    known = {name: pair for name, pair in known.items() if len(pair[0])}
+    if not known:
+        return {"steps": []}
+    steps = np.unique(np.concatenate([s for s, _ in known.values()]))
+    table = np.full((len(known), len(steps)), np.nan)
+    for row, (at, values) in zip(table, known.values(), strict=True):
+        row[np.searchsorted(steps, at)] = values
+    steps, table = thin(steps, table, POINTS)
+    rows = {name: [short(v) for v in row] for name, row in zip(known, table, strict=True)}
+    return {"steps": [int(s) if s == int(s) else short(s) for s in steps], **rows}
+
+
+def held_out(run: Run) -> dict[str, dict]:
+    """Success at every validation, by validation set."""
+    found = {}
+    for label, keys in success_series([run])[1:]:
+        steps, values = run.series(keys)
+        if len(steps):
+            found[label.removeprefix("validation ")] = {
+                "key": keys[0],
+                "steps": steps.tolist(),
+                "values": [short(v) for v in values],
+            }
+    return found
+
+
+def verdict(run: Run) -> dict[str, Any]:
+    """What the detector makes of the run, with its own settings: a class, its events and its phases."""
+    events = run.detector.events
+    kind = classify([e.name for e in events]) if run.detector.phase != "warmup" else "too short"
+    return {
+        "class": kind,
+        "events": [{"name": e.name, "onset": e.onset, "seen": e.step, "level": short(e.level)} for e in events],
+        "phases": [[s.phase, s.first, s.last] for s in run.spans],
+    }
+
+
+def seconds(run: Run) -> dict[str, float]:
+    """Medians over the steps, so that validations and the first step do not count."""
+    keys = {name: f"timing_s/{name}" for name in ("step", *TIMES)} | {"diagnostics": P + "timing_s/diagnostics"}
+    known = {name: run.series((key,))[1] for name, key in keys.items()}
+    return {name: short(np.median(values)) for name, values in known.items() if len(values)}
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    config = run.reader.config
+    found = {name: lookup(config, path) for name, path in SETTINGS.items()}
+    presets = lookup(config, "algorithm.entropy.presets") or {}
+    return {"presets": [name for name, on in presets.items() if on], **{k: v for k, v in found.items() if v is not None}}
+
+
+def summary(run: Run, differs: dict[str, Any]) -> dict[str, Any]:
+    name = _NAME.match(run.label)
+    steps = run.reader.steps
+    return {
+        "name": name["name"],
+        "seed": int(name["seed"]),
+        "settings": settings_of(run),
+        "differs": differs,
+        "steps": int(steps.max(initial=0)),
+        "planned_steps": lookup(run.reader.config, "trainer.total_training_steps"),
+        "train_success": ends(run.series((P + "success",))[1]),
+        "held_out": held_out(run),
+        "entropy": ends(run.series(ENTROPY)[1]),
+        "valid_actions": ends(run.series((P + "valid_action_ratio",))[1]),
+        "detector": verdict(run),
+        "seconds": seconds(run),
+        "series": thinned(run),
+        "problems": len(run.reader.problems),
+    }
+
+
+def differences(runs: list[Run]) -> list[dict[str, Any]]:
+    """Configuration keys that are set otherwise than in the first run, for each run; places of files left out."""
+    table = {
+        k: v for k, v in differing([Group(r.label, [r]) for r in runs]).items() if not k.endswith(("folder", "path", "_files"))
+    }
+    return [{k: row[i] for k, row in table.items() if row[i] not in (row[0], "(not set)")} for i in range(len(runs))]
+
+
+def collect(out: Path) -> dict[str, Any]:
+    paths = find_runs(out)
+    runs, problems = load_readable(paths)
+    for run in runs:
+        run.label = run.reader.path.name.removesuffix(".jsonl")
+    for problem in [*problems, *(f"{run.label}: {p}" for run in runs for p in run.reader.problems)]:
+        print(problem, file=sys.stderr)
+    host, dev = out / "host.json", out / "data/textworld_express/dev.parquet"
+    if not host.is_file():
+        raise SystemExit(f"{host}: missing. On the machine of the runs: python3 tests/gpu/host.py {host} learn.sh ...")
+    result = {"host": json.loads(host.read_text())}
+    if dev.is_file():
+        import pyarrow.parquet as pq
+
+        result["held_out_tasks"] = pq.read_metadata(dev).num_rows
+    return result | {"runs": [summary(run, d) for run, d in zip(runs, differences(runs), strict=True)]}
+
+
+def dump(result: dict[str, Any]) -> str:
+    """JSON with every list of plain values on one line."""
+    text = json.dumps(result, indent=1, allow_nan=False)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s*\n\s*", "", m[0]).replace(",", ", "), text) + "\n"
+
+
+# ----------------------------------------------------------------------------- picture
+
+
+def draw(result: dict[str, Any]) -> bytes:
+    """Success on held-out tasks and in training, and entropy, over steps: one line a run."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    runs = result["runs"]
+    panels = [("training success", "success"), ("entropy (nats)", "entropy")]
+    panels = ([("held-out success", None)] if any(r["held_out"] for r in runs) else []) + panels
+    with rc_context({"font.size": 9}):
+        figure = Figure(figsize=(7.2, 0.8 + 1.9 * len(panels)), dpi=130, layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    several = len({r["seed"] for r in runs}) > 1
+    for i, run in enumerate(runs):
+        dash = STYLES[i // len(COLORS) % len(STYLES)]
+        look = {"color": COLORS[i % len(COLORS)], "linewidth": 1.3, "linestyle": dash}
+        label = plain(f"{run['name']}, seed {run['seed']}" if several else run["name"])
+        for axis, (_, key) in zip(axes, panels, strict=True):
+            _line(axis, run, key, look | {"label": label, "marker": "os^Dv<>P"[i % 8], "markersize": 3.5})
+    for axis, (label, key) in zip(axes, panels, strict=True):
+        style(axis, label)
+        axis.set_ylim(bottom=0)
+        if key == "entropy":
+            _eruptions(axis, runs)
+    axes[-1].set_xlabel("training step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = axes[-1].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=5 if max(map(len, labels)) < 14 else 3, frameon=False, fontsize=8.5
+    )
+    return png(figure)
+
+
+def _line(axis, run: dict, key: str | None, look: dict) -> None:
+    """A series with few marks; of the held-out sets the first, a mark a validation."""
+    if key is None:
+        first = next(iter(run["held_out"].values()), {"steps": [], "values": []})
+        axis.plot(first["steps"], first["values"], **look)
+        return
+    values = [np.nan if v is None else v for v in run["series"].get(key, ())]
+    axis.plot(run["series"]["steps"][: len(values)], values, markevery=max(len(values) // 6, 1), **look)
+
+
+def _eruptions(axis, runs: list[dict]) -> None:
+    """A triangle where the detector saw an eruption, in the run's colour and a row of its own."""
+    for i, run in enumerate(runs):
+        seen = [e["seen"] for e in run["detector"]["events"] if e["name"] == "eruption"]
+        if seen:
+            height = [0.97 - 0.06 * (i % 15)] * len(seen)
+            axis.plot(seen, height, "v", markersize=4, color=COLORS[i % len(COLORS)], transform=axis.get_xaxis_transform())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="the OUT of learn.sh")
+    parser.add_argument("--to", type=Path, required=True, help="folder for results.json and curves.png")
+    parser.add_argument("--redraw", action="store_true", help="only the picture, from the results.json that is there")
+    args = parser.parse_args(arguments)
+    if args.redraw == (args.out is not None):
+        parser.error("give OUT to read runs, or --redraw without OUT")
+    path = args.to / "results.json"
+    if not args.redraw:
+        args.to.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump(collect(args.out)))
+    result = json.loads(path.read_text())
+    (args.to / "curves.png").write_bytes(draw(result))
+    for run in result["runs"]:
+        print(f"{run['name']}-{run['seed']}: {run['steps']} steps, {run['detector']['class']}")
+    print(f"{path}: {path.stat().st_size / 1e3:.0f} kB; curves.png: {(args.to / 'curves.png').stat().st_size / 1e3:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
