@@ -1,35 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and time on the card: entropy with gradient by path, and SEAL's head, at the shapes of Qwen2.5-1.5B and SmolLM2-135M.
 
-    python3 tests/gpu/overheads.py [--tokens 4096 16384 65536] [--repeats 7] [--json FILE]
+    python3 tests/gpu/overheads.py [--sections head entropy] [--models NAME...] [--tokens 4096 16384 65536] [--repeats 7] [--json FILE]
+
+FILE is written after each model and number of tokens; a section that fails is named in it, and the exit code is 1.
 
 Paths are timed in turn, repeat by repeat, and medians reported, so that a change of the card's clock meets all of them.
 "kept" is what forward leaves for backward per token and word, beyond the bf16 logits; "peak" is the most that forward and backward
-hold beyond the logits, their gradient included (2 bytes). The update that the head is compared with is a forward and backward of a
-model with random weights and gradient checkpointing, on as many tokens.
+hold beyond the logits, their gradient included (2 bytes). What the head costs is measured by head_cost.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from head_cost import SHAPES
 from host import describe
 
 from verl_entropy.numerics import log_probs_and_entropy
-from verl_entropy.seal.head import SealHead
 
-SHAPES = {"Qwen2.5-1.5B": (1536, 151_936), "SmolLM2-135M": (576, 49_152)}
-UPDATE_TOKENS, SEQUENCE = 32_768, 2_048
-"""A micro-batch of an agent run; the head's time is mostly launches, so it does not grow with fewer."""
-RESPONSE_SHARE = 0.2
-"""Trained tokens among all tokens of a step-wise agent turn: 512 of 2,560."""
+HEAD_TIMEOUT = 240
+"""Seconds; four times what it takes."""
 Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -149,104 +152,74 @@ def entropy_rows(tokens: int, vocab: int, repeats: int) -> list[dict]:
     return rows
 
 
-def model(name: str):
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
-
-    if name == "Qwen2.5-1.5B":
-        config = Qwen2Config(
-            vocab_size=151_936,
-            hidden_size=1536,
-            intermediate_size=8960,
-            num_hidden_layers=28,
-            num_attention_heads=12,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        )
-    else:
-        config = LlamaConfig(
-            vocab_size=49_152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            tie_word_embeddings=True,
-        )
-    built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").cuda()
-    built.gradient_checkpointing_enable()
-    return built.train()
+def ended(command: list[str], errors: Path) -> tuple[int, str]:
+    """Exit code and stderr of a command that has ``HEAD_TIMEOUT`` seconds."""
+    with errors.open("w") as file:
+        try:
+            code = subprocess.run(command, stderr=file, timeout=HEAD_TIMEOUT, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return 124, f"not done after {HEAD_TIMEOUT} s"
+    return code, errors.read_text()
 
 
-def head_row(name: str, repeats: int) -> dict:
-    """SEAL's head on the trained tokens against the update of the model on all tokens."""
-    free()
-    hidden_size, vocab = SHAPES[name]
-    policy = model(name)
-    ids = torch.randint(vocab, (UPDATE_TOKENS // SEQUENCE, SEQUENCE), device="cuda")
-    labels = ids.roll(-1, 1).reshape(-1)
-    trained = int(UPDATE_TOKENS * RESPONSE_SHARE)
-    hidden = torch.randn(trained, hidden_size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-
-    def update() -> None:
-        policy.zero_grad(set_to_none=True)
-        logits = policy(input_ids=ids, use_cache=False).logits.reshape(-1, vocab)
-        log_probs, entropy = log_probs_and_entropy(logits, labels)
-        (log_probs - entropy.detach()).mean().backward()
-
-    update()  # whatever libraries keep is allocated now
-    policy.zero_grad(set_to_none=True)
-    free()
-    before = torch.cuda.memory_allocated()
-    head = SealHead(hidden_size).cuda()  # fp32 as under FSDP, whose mixed precision the autocast below stands for
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-5)
-
-    def head_update() -> None:
-        """Forward and backward; the optimiser's step is part of the actor's, one more tensor in its list."""
-        optimizer.zero_grad(set_to_none=True)
-        hidden.grad = None
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            logits = head(hidden)
-        torch.nn.functional.binary_cross_entropy_with_logits(
-            logits.float(), torch.ones_like(logits, dtype=torch.float32)
-        ).backward()
-        optimizer.step()
-
-    ms = medians({"update": update, "head": head_update}, repeats)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    hidden.grad = None
-    policy.zero_grad(set_to_none=True)
-    free()
-    state = torch.cuda.memory_allocated() - before
-    row = {
-        "model": name,
-        "tokens": UPDATE_TOKENS,
-        "trained_tokens": trained,
-        "update_ms": ms["update"],
-        "head_ms": ms["head"],
-        "head_share": ms["head"] / ms["update"],
-        "head_state_mb": state / 1e6,
-        "head_parameters": sum(p.numel() for p in head.parameters()),
-    }
-    print(row, flush=True)
-    return row
+def head_row(name: str, args: argparse.Namespace) -> dict:
+    """SEAL's head in a real update, in a process of its own: see head_cost.py. What it wrote before it failed is kept."""
+    seconds = {"Qwen2.5-1.5B": 20.0, "SmolLM2-135M": 8.0}[name]  # at about 2 and 0.5 seconds a pair
+    command = [sys.executable, str(Path(__file__).with_name("head_cost.py")), name]
+    row: dict = {}
+    for parts in (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "row.json"
+            options = [f"--micro-batches={parts}", f"--seconds={0 if args.tiny else seconds}", *(["--tiny"] if args.tiny else [])]
+            code, said = ended([*command, str(file), *options], Path(folder) / "err")
+            row = json.loads(file.read_text()) if file.is_file() else row
+        if code == 0:
+            return row
+        print(said[-3000:], file=sys.stderr, flush=True)
+        if "OutOfMemoryError" not in said:
+            break
+    return row | {"failed": said.strip().splitlines()[-1] if said.strip() else f"exit code {code}"}
 
 
-def main() -> None:
+def sections(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
+    """Name of a list of the result, and what adds rows to it. The head first: it takes the least time."""
+    if "head" in args.sections:
+        for name in args.models:
+            yield "head", functools.partial(lambda name: [head_row(name, args)], name)
+    if "entropy" in args.sections and not args.tiny:
+        for name in args.models:
+            for tokens in args.tokens:
+                yield "entropy", functools.partial(entropy_of, name, tokens, args.repeats)
+
+
+def entropy_of(name: str, tokens: int, repeats: int) -> list[dict]:
+    return [row | {"model": name} for row in entropy_rows(tokens, SHAPES[name][1], repeats)]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", nargs="+", choices=["head", "entropy"], default=["head", "entropy"])
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16_384, 65_536])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="the head's section at small shapes on the CPU, as a test")
     args = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
-    for name, (_, vocab) in SHAPES.items():
-        for tokens in args.tokens:
-            rows += [row | {"model": name} for row in entropy_rows(tokens, vocab, args.repeats)]
-    heads = [head_row(name, args.repeats) for name in SHAPES]
-    if args.json:
-        args.json.write_text(json.dumps(describe() | {"repeats": args.repeats, "entropy": rows, "head": heads}, indent=1) + "\n")
+    result = describe() | {"repeats": args.repeats, "entropy": [], "head": [], "failed": []}
+    for key, rows in sections(args):
+        try:
+            found = rows()
+        except Exception as error:  # must not cost the other sections, nor what was measured
+            traceback.print_exc()
+            found = []
+            result["failed"].append(f"{key}: {type(error).__name__}: {error}"[:500])
+        result[key] += [row for row in found if "failed" not in row or "head_share" in row]
+        result["failed"] += [f"{key}: {row['failed']}" for row in found if "failed" in row]
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if result["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -27,7 +27,7 @@ def outcome(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     entropy = values["entropy"][rows].clone().requires_grad_()
     hidden = torch.sin(torch.arange(4.0) + 10 * values["seal"].unsqueeze(-1))[rows][mask[rows]].requires_grad_()
     head = OutsideHead(4, Seal(dropout=0.0), {"lr": 1e-2}, "cpu", ranks.average)
-    outputs = micro.model_output(None, head.logits(hidden))
+    outputs = micro.model_output(None, head.logits(hidden), mask[rows])
     ctx = micro.context(chosen, cut, mask[rows], entropy, outputs, INFO, ranks.world_size())
     value = sum(loss_side.extra_terms(ctx))
     value.backward()

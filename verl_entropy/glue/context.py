@@ -60,6 +60,8 @@ class LossContext:
     """What the driver sent along: step, corridor, coefficients."""
     token_means: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per-token tensors whose mean over the global mini-batch becomes a metric."""
+    token_sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The same for what is summed over this micro-batch's trained tokens already."""
 
 
 _advantage: ContextVar[AdvantageContext | None] = ContextVar("verl_entropy_advantage", default=None)

@@ -20,6 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl_entropy import checks, plugin
 from verl_entropy.diagnostics import sampling
 from verl_entropy.glue.configs import EntropyFSDPEngineConfig
+from verl_entropy.glue.loss_tools import lengths, trained_positions, trained_tokens
 from verl_entropy.glue.trainer_keys import (
     NUCLEUS_ENTROPY,
     NUM_PEAK_ROWS,
@@ -28,6 +29,9 @@ from verl_entropy.glue.trainer_keys import (
     SAMPLE_CODE,
     SAMPLE_LEAD,
     SAMPLED,
+    SEAL_LOGITS,
+    SEAL_ROWS,
+    SEAL_TOKENS,
     VOCAB_CENTRE,
 )
 from verl_entropy.numerics import log_probs_and_entropy
@@ -67,7 +71,8 @@ def attach_head(module: torch.nn.Module, head: SealHead, capture: dict) -> None:
         hidden = capture.pop("hidden", None)
         if seal_positions is None:
             return output
-        states_ND = hidden.reshape(-1, hidden.shape[-1])[seal_positions]
+        # index_select, as the backward of hidden[positions] sorts the positions
+        states_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, seal_positions)
         logits_N = getattr(module, HEAD)(states_ND)
         return CausalLMOutputWithSeal(
             loss=output.loss,
@@ -81,16 +86,12 @@ def attach_head(module: torch.nn.Module, head: SealHead, capture: dict) -> None:
     module.forward = forward
 
 
-def _lengths(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
-    return micro_batch["prompts"].offsets().diff(), micro_batch["responses"].offsets().diff()
-
-
-def response_positions(micro_batch, packed: bool, shift: int, trained_only: bool) -> torch.Tensor:
+def response_positions(micro_batch, packed: bool, shift: int) -> torch.Tensor:
     """Flat indices into the model's (rows x width) or packed token axis, for response tokens in row order.
 
-    ``shift`` -1 gives the position that predicts the token, 0 the token's own; ``trained_only`` keeps tokens of the loss mask.
+    ``shift`` -1 gives the position that predicts the token, 0 the token's own.
     """
-    prompt_R, response_R = _lengths(micro_batch)
+    prompt_R, response_R = lengths(micro_batch)
     length_R = prompt_R + response_R
     width, number = int(response_R.max()), prompt_R.shape[0]
     if packed:
@@ -99,11 +100,7 @@ def response_positions(micro_batch, packed: bool, shift: int, trained_only: bool
         start_R = torch.arange(number, device=length_R.device) * length_R.max()
     t_T = torch.arange(width, device=length_R.device)
     index_RT = (start_R + prompt_R + shift).unsqueeze(1) + t_T
-    keep_RT = t_T < response_R.unsqueeze(1)
-    if trained_only:
-        mask = micro_batch["loss_mask"]
-        keep_RT = keep_RT & torch.nested.to_padded_tensor(mask, padding=0, output_size=(number, width)).bool()
-    return index_RT[keep_RT]
+    return index_RT[t_T < response_R.unsqueeze(1)]
 
 
 class EntropyEngineMixin:
@@ -153,7 +150,9 @@ class EntropyEngineMixin:
         if self._seal is not None and torch.is_grad_enabled():
             packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
             shift = -1 if self._seal.hidden_shift == "predicting" else 0
-            model_inputs["seal_positions"] = response_positions(micro_batch, packed, shift, trained_only=True)
+            token_N, row_N = trained_tokens(micro_batch)
+            model_inputs["seal_positions"] = trained_positions(micro_batch, packed, shift, token_N, row_N)
+            output_args[SEAL_TOKENS], output_args[SEAL_ROWS] = token_N, row_N
         return model_inputs, output_args
 
     def get_per_tensor_param(self, **kwargs):
@@ -174,7 +173,7 @@ class EntropyEngineMixin:
         else:
             model_output = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         if isinstance(output, CausalLMOutputWithSeal):
-            model_output["seal_logits"] = output.seal_logits
+            model_output |= {SEAL_LOGITS: output.seal_logits, **{key: output_args[key] for key in (SEAL_TOKENS, SEAL_ROWS)}}
         return model_output
 
     def _chunked_outputs(self, output, output_args, micro_batch):
@@ -194,8 +193,8 @@ class EntropyEngineMixin:
             # A shard of the packed sequence: every token of it, then gathered, as verl does.
             logits_NV, labels_N, scale, where = logits.squeeze(0), labels, _scale(output_args, temperature), None
         else:
-            where_in = response_positions(micro_batch, packed, -1, trained_only=False)
-            where = where_in if packed else response_positions(micro_batch, True, -1, trained_only=False)
+            where_in = response_positions(micro_batch, packed, -1)
+            where = where_in if packed else response_positions(micro_batch, True, -1)
             scale = _scale(output_args, temperature)
             scale = scale if scale is None else scale[where]
             logits_NV, labels_N = logits.reshape(-1, vocabulary)[where_in], labels[where]
@@ -242,13 +241,13 @@ class EntropyEngineMixin:
         packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
         code_N = _response_tokens(micro_batch, SAMPLE_CODE)
         marked = code_N != 0
-        where_N = response_positions(micro_batch, packed, -1, trained_only=False)[marked]
+        where_N = response_positions(micro_batch, packed, -1)[marked]
         logits_NV = None
         if output.logits is not None:
             temperature = output_args["temperature_rmpad"] if packed else output_args["temperature"]
             if not packed:
                 temperature = temperature.repeat_interleave(micro_batch["input_ids"].offsets().diff())
-            flat_N = response_positions(micro_batch, True, -1, trained_only=False)[marked]
+            flat_N = response_positions(micro_batch, True, -1)[marked]
             logits_NV = output.logits.reshape(-1, output.logits.shape[-1])[where_N]
             logits_NV = logits_NV / temperature[flat_N].clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
         states_ND = hidden.reshape(-1, hidden.shape[-1])[where_N]
@@ -296,7 +295,7 @@ class EntropyEngineMixin:
 
 def _response_tokens(micro_batch, key: str) -> torch.Tensor:
     """Values (N,) of a column of the response layout, row by row."""
-    _, response_R = _lengths(micro_batch)
+    _, response_R = lengths(micro_batch)
     width = int(response_R.max())
     values_RT = torch.nested.to_padded_tensor(micro_batch[key], padding=0, output_size=(len(response_R), width))
     return values_RT[torch.arange(width, device=values_RT.device) < response_R.unsqueeze(1)]

@@ -87,8 +87,10 @@ def _metrics(ctx: LossContext) -> dict:
 
     metrics = {"verl_entropy/active": Metric(value=1.0, aggregation=AggregationType.MAX)}
     scale = ctx.dp_size / max(ctx.num_tokens, 1.0)
-    for name, x_RT in ctx.token_means.items():
-        share = torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum() * scale
+    sums = {name: torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum() for name, x_RT in ctx.token_means.items()}
+    sums.update({name: x.detach().float() for name, x in ctx.token_sums.items()})
+    shares = (torch.stack(list(sums.values())) * scale).tolist()  # one wait for the device, not one per metric
+    for name, share in zip(sums, shares, strict=True):
         metrics[f"verl_entropy/{name}"] = Metric(value=share, aggregation=AggregationType.SUM)
     return metrics
 

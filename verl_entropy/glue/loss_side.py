@@ -7,7 +7,7 @@ import torch
 
 from verl_entropy.glue.context import LossContext
 from verl_entropy.glue.loss_tools import response_RT
-from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS
+from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
 from verl_entropy.losses.aepo import aepo
 from verl_entropy.losses.steer import steer
 from verl_entropy.numerics import aggregate
@@ -100,24 +100,22 @@ def _require_entropy(ctx: LossContext, name: str) -> None:
 
 
 def _seal(ctx: LossContext, s) -> torch.Tensor:
-    logits_N = ctx.model_output.get("seal_logits")
+    logits_N = ctx.model_output.get(SEAL_LOGITS)
     if logits_N is None:
         raise RuntimeError(
             "verl-entropy: this model output has no SEAL logits; the training engine is not ours. Check `verl-entropy doctor`."
         )
-    mask_RT = ctx.loss_mask_RT
-    logits_RT = torch.zeros(mask_RT.shape, dtype=torch.float32, device=logits_N.device)
-    logits_RT = logits_RT.masked_scatter(mask_RT, logits_N.float())
+    # Trained tokens alone, from the engine's list of them: no padded matrix, no mask, no wait for the device.
+    token_N, row_N = ctx.model_output[SEAL_TOKENS], ctx.model_output[SEAL_ROWS]
     if s.label == "advantage":
-        label = advantage_label(_column(ctx, "advantages"))
+        label_N = advantage_label(ctx.micro_batch["advantages"].values().index_select(0, token_N))
     else:
-        label = ctx.micro_batch["verl_entropy_label"]
-    weight_R = ctx.micro_batch["verl_entropy_head_weight"] if s.skip_uniform_groups else None
-    loss_RT = seal_loss(logits_RT, label, mask_RT, row_weight_R=weight_R)
-    ctx.token_means["seal/loss"] = loss_RT
-    ctx.token_means.update({f"seal/{k}": v for k, v in seal_parts(logits_RT, label, mask_RT).items()})
-    loss = aggregate(loss_RT, mask_RT, "token-mean", num_tokens=ctx.num_tokens, num_rows=ctx.num_rows, dp_size=ctx.dp_size)
-    return s.alpha * loss
+        label_N = ctx.micro_batch["verl_entropy_label"].index_select(0, row_N)
+    weight_N = ctx.micro_batch["verl_entropy_head_weight"].index_select(0, row_N) if s.skip_uniform_groups else None
+    loss = seal_loss(logits_N, label_N, None, row_weight_R=weight_N).sum()
+    ctx.token_sums["seal/loss"] = loss
+    ctx.token_sums.update({f"seal/{k}": v.sum() for k, v in seal_parts(logits_N, label_N, None).items()})
+    return loss * (s.alpha * ctx.dp_size / max(ctx.num_tokens, 1.0))
 
 
 def extra_terms(ctx: LossContext) -> list[torch.Tensor]:

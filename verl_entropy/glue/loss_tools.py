@@ -1,9 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From verl's nested model outputs to padded response tensors."""
+"""Between verl's nested tensors, padded response tensors and the flat token axis of the model."""
 
 from __future__ import annotations
 
 import torch
+
+
+def lengths(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of each row's prompt and response."""
+    return micro_batch["prompts"].offsets().diff(), micro_batch["responses"].offsets().diff()
+
+
+def trained_tokens(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Trained tokens in row order: their places among all response tokens, and their rows, both (N,). One host sync."""
+    mask = micro_batch["loss_mask"]
+    token_N = mask.values().nonzero().squeeze(-1)
+    return token_N, torch.searchsorted(mask.offsets()[1:], token_N, right=True)
+
+
+def trained_positions(micro_batch, packed: bool, shift: int, token_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
+    """Flat indices of ``trained_tokens`` into the model's (rows x width) or packed token axis; ``shift`` -1 gives the one before."""
+    prompt_end_R = micro_batch["prompts"].offsets()[1:]  # packed: all responses before this one's are in ``token_N`` already
+    if not packed:
+        prompt_R, response_R = lengths(micro_batch)
+        length_R = prompt_R + response_R
+        start_R = torch.arange(len(length_R), device=length_R.device) * length_R.max()
+        prompt_end_R = start_R + prompt_R - micro_batch["responses"].offsets()[:-1]
+    return token_N + (prompt_end_R + shift).index_select(0, row_N)
 
 
 def response_RT(values: torch.Tensor, data, width: int) -> torch.Tensor:

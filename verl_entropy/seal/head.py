@@ -18,9 +18,9 @@ class SealHead(nn.Module):
         (layers - 1) x [Linear(D, D), GELU, LayerNorm(D), Dropout], then Linear(D, 1)
 
     The shape of the authors' code; the paper gives none. ``layers=1`` is a linear probe. The hidden layers
-    run in the dtype of the parameters, or of autocast, and the last one always in fp32. The weights come from
-    ``seed`` alone: equal on every rank and device, and the global random state is left as it was. Dropout
-    acts in training mode only.
+    run in the dtype of the parameters, or of autocast where those are fp32, and the last one always in fp32. The
+    weights come from ``seed`` alone: equal on every rank and device, and the global random state is left as it was.
+    Dropout acts in training mode only.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SealHead(nn.Module):
         super().__init__()
         if hidden_size < 1 or layers < 1:
             raise ValueError(f"hidden_size={hidden_size}, layers={layers}: both must be >= 1; layers=1 is a linear probe.")
-        self.hidden_size, self.seed = hidden_size, seed
+        self.hidden_size, self.seed, self.dropout = hidden_size, seed, dropout
         factory = {
             "device": torch.get_default_device() if device is None else torch.device(device),
             "dtype": dtype,
@@ -71,10 +71,15 @@ class SealHead(nn.Module):
         head again, which costs a third of its FLOPs and saves about 28 KB per token at D = 1536.
         """
         if torch.is_grad_enabled():
-            return checkpoint(self._logits, hidden, use_reentrant=False)
+            random = self.training and self.dropout > 0
+            return checkpoint(self._logits, hidden, use_reentrant=False, preserve_rng_state=random)
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        hidden = self.body(hidden.to(self.out.weight.dtype))
-        with torch.autocast(hidden.device.type, enabled=False):
+        device, dtype = hidden.device.type, self.out.weight.dtype
+        # Under FSDP the parameters have autocast's dtype already. Autocast would only lift the norms to fp32, with copies of
+        # their inputs and outputs, though their kernel computes in fp32 anyway.
+        with torch.autocast(device, enabled=torch.is_autocast_enabled(device) and dtype == torch.float32):
+            hidden = self.body(hidden.to(dtype))
+        with torch.autocast(device, enabled=False):
             return F.linear(hidden.float(), self.out.weight.float(), self.out.bias.float()).squeeze(-1)

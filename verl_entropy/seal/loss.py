@@ -10,7 +10,7 @@ from torch import Tensor
 from verl_entropy.turns import Turns
 
 
-def seal_loss(logits_RT: Tensor, label: Tensor, mask_RT: Tensor, *, row_weight_R: Tensor | None = None) -> Tensor:
+def seal_loss(logits_RT: Tensor, label: Tensor, mask_RT: Tensor | None, *, row_weight_R: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each token, to minimise; (R, T), fp32, 0 outside the mask.
 
         loss = -[z log p + (1 - z) log(1 - p)],   p = sigmoid(logit), z = 1 on a correct trajectory      Eq. 3
@@ -21,32 +21,43 @@ def seal_loss(logits_RT: Tensor, label: Tensor, mask_RT: Tensor, *, row_weight_R
     Args:
         logits_RT: output of ``SealHead``, with gradient; masked positions may hold anything.
         label: bool or 0/1, one per row (R,) or token (R, T).
+        mask_RT: trained tokens. None: ``logits_RT`` holds the trained tokens alone, as the head returns them, and label and
+            weight are given per token, all (N,).
         row_weight_R: weight of the row's loss, for example ``mixed_group_weight``; the denominator stays.
     """
-    mask_RT = mask_RT.bool()
     logits_RT, label_RT = _masked(logits_RT, label, mask_RT)
-    loss_RT = F.binary_cross_entropy_with_logits(logits_RT, label_RT.to(logits_RT.dtype), reduction="none")
+    loss_RT = F.binary_cross_entropy_with_logits(logits_RT, label_RT, reduction="none")
     if row_weight_R is not None:
-        loss_RT = loss_RT * row_weight_R.to(loss_RT.dtype)[:, None]
-    return torch.where(mask_RT, loss_RT, 0.0)
+        loss_RT = loss_RT * _per_token(row_weight_R.to(loss_RT.dtype), loss_RT)
+    return loss_RT if mask_RT is None else torch.where(mask_RT.bool(), loss_RT, 0.0)
 
 
-def seal_parts(logits_RT: Tensor, label: Tensor, mask_RT: Tensor) -> dict[str, Tensor]:
-    """Per-token accuracy, probability and label; their token means are ``verl_entropy/seal/<name>``."""
-    mask_RT = mask_RT.bool()
+def seal_parts(logits_RT: Tensor, label: Tensor, mask_RT: Tensor | None) -> dict[str, Tensor]:
+    """Per-token accuracy, probability and label; their token means are ``verl_entropy/seal/<name>``. Layouts as ``seal_loss``."""
     logits_RT, label_RT = _masked(logits_RT.detach(), label, mask_RT)
-    return {
-        "accuracy": (((logits_RT > 0) == label_RT) & mask_RT).to(logits_RT.dtype),
-        "probability": torch.where(mask_RT, torch.sigmoid(logits_RT), 0.0),
-        "label": label_RT.to(logits_RT.dtype),
+    parts = {
+        "accuracy": ((logits_RT > 0) == label_RT.bool()).to(logits_RT.dtype),
+        "probability": torch.sigmoid(logits_RT),
+        "label": label_RT,
     }
+    if mask_RT is None:
+        return parts
+    return {name: torch.where(mask_RT.bool(), part, 0.0) for name, part in parts.items()}
 
 
-def _masked(logits_RT: Tensor, label: Tensor, mask_RT: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 logits and bool labels, 0 outside the mask."""
-    logits_RT = torch.where(mask_RT, logits_RT.to(torch.promote_types(logits_RT.dtype, torch.float32)), 0.0)
-    label_RT = label[:, None] if label.dim() == 1 else label
-    return logits_RT, label_RT.bool() & mask_RT
+def _masked(logits_RT: Tensor, label: Tensor, mask_RT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """fp32 logits and labels, per token, 0 outside the mask."""
+    logits_RT = logits_RT.to(torch.promote_types(logits_RT.dtype, torch.float32))
+    label_RT = _per_token(label.to(logits_RT.dtype), logits_RT).expand_as(logits_RT)
+    if mask_RT is None:
+        return logits_RT, label_RT
+    mask_RT = mask_RT.bool()
+    return torch.where(mask_RT, logits_RT, 0.0), torch.where(mask_RT, label_RT, 0.0)
+
+
+def _per_token(value: Tensor, like: Tensor) -> Tensor:
+    """A value per row as one that broadcasts over the row's tokens."""
+    return value[:, None] if value.dim() < like.dim() else value
 
 
 def success_label(turns: Turns) -> Tensor:

@@ -290,8 +290,9 @@ class EntropyActor(DataParallelPPOActor):
             mask_RT = response_mask.bool()
             shift = -1 if self.plan.seal.settings.hidden_shift == "predicting" else 0
             where = self._positions(last.micro_batch, mask_RT, shift)
-            seal_logits = self.head.logits(last.hidden.reshape(-1, last.hidden.shape[-1])[where])
-        outputs = micro.model_output(last.nucleus_RT, seal_logits)
+            states_ND = last.hidden.reshape(-1, last.hidden.shape[-1]).index_select(0, where)
+            seal_logits = self.head.logits(states_ND)
+        outputs = micro.model_output(last.nucleus_RT, seal_logits, response_mask.bool())
         entropy_RT = last.entropy_RT if "grad_entropy" in self._needs else None
         return micro.context(self.plan, last.micro_batch, response_mask, entropy_RT, outputs, self._info, world_size())
 

@@ -32,6 +32,7 @@ class OutsideHead:
             lr=float(optim["lr"]),
             betas=tuple(optim.get("betas", (0.9, 0.999))),
             weight_decay=float(optim.get("weight_decay", 1e-2)),
+            fused=next(self.module.parameters()).is_cuda,
         )
         self.skipped = 0
 
@@ -41,15 +42,19 @@ class OutsideHead:
         return self.module(hidden_ND)
 
     def zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, lr: float, finite: bool) -> None:
         """One step at the actor's learning rate, or none where the actor skips its own."""
         parameters = list(self.module.parameters())
         for parameter in parameters:
-            if parameter.grad is None:
+            if parameter.grad is None:  # no trained token on this rank, but perhaps on another
                 parameter.grad = torch.zeros_like(parameter)
-            self.average(parameter.grad)
+        gradients = [parameter.grad for parameter in parameters]
+        # All of them in one tensor: one collective.
+        mean = self.average(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        parts = mean.split([gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         if finite and bool(torch.isfinite(norm)):
             for group in self.optimizer.param_groups:

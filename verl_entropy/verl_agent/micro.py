@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verl_entropy.glue.context import LossContext
-from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS
+from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
 from verl_entropy.losses.clip import masked_log_ratio
 from verl_entropy.losses.gspo import sequence_ratio
 from verl_entropy.plan import Plan
@@ -52,13 +52,14 @@ class Columns(Mapping):
         return len(list(self._micro_batch.keys()))
 
 
-def model_output(nucleus_RT: Tensor | None, seal_logits_N: Tensor | None) -> dict[str, Tensor]:
-    """What the shared loss code reads of the model's output."""
+def model_output(nucleus_RT: Tensor | None, seal_logits_N: Tensor | None, mask_RT: Tensor) -> dict[str, Tensor]:
+    """What the shared loss code reads of the model's output; the head's logits are of the tokens of ``mask_RT``."""
     outputs = {}
     if nucleus_RT is not None:
         outputs[NUCLEUS_ENTROPY] = jagged(torch.nn.functional.pad(nucleus_RT, (0, 1)))
     if seal_logits_N is not None:
-        outputs["seal_logits"] = seal_logits_N
+        token_N = mask_RT.reshape(-1).nonzero().squeeze(-1)
+        outputs |= {SEAL_LOGITS: seal_logits_N, SEAL_TOKENS: token_N, SEAL_ROWS: token_N // mask_RT.shape[1]}
     return outputs
 
 
@@ -120,6 +121,8 @@ class Means:
         for name, x_RT in ctx.token_means.items():
             share = torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum().double() * scale
             self._sums[name] = self._sums.get(name, 0.0) + share
+        for name, x in ctx.token_sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + x.detach().double() * scale
 
     def result(self, mini_batches: int, average) -> dict[str, float]:
         """The means; ``average`` averages a vector over the ranks."""
