@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated parts of README.md: the table of algorithms and the results. ``python tests/readme.py``."""
+"""Write the generated parts of README.md and of the first look's: tables and results. ``python tests/readme.py``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,19 @@ def gpu_runs() -> str:
     return "\n".join([intro, "", *lines])
 
 
+def gpu_stages() -> str:
+    """The table of tests/gpu/run.sh, from tests/gpu/results/run.json; nothing where that call is not kept."""
+    path = ROOT / "tests/gpu/results/run.json"
+    if not path.is_file():
+        return ""
+    r = json.loads(path.read_text())
+    lines = [f"All stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:", ""]
+    lines += ["| stage | what | result | s |", "|---|---|---|---|"]
+    for row in r["stages"]:
+        lines.append(f"| {row['stage']} | {row['what']} | {'' if row['passed'] else 'failed: '}{row['result']} | {row['seconds']} |")
+    return "\n".join(lines)
+
+
 def gpu_entropy() -> str:
     """Memory and time of entropy with gradient, from tests/gpu/results/overheads.json."""
     r = _gpu("overheads")
@@ -113,6 +126,103 @@ def gpu_numerics() -> str:
             cells.append("" if value is None else f"{value:.0e}")
         lines.append(f"| {path} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+LEARNED = "recipes/first_look/textworld_express/results.json"
+"""Written by ``python tests/gpu/learn_results.py``; absent until the runs were made."""
+
+
+def learned() -> dict | None:
+    path = ROOT / LEARNED
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _change(ends: dict | None) -> str:
+    """Start -> end of a curve."""
+    return "" if ends is None or None in (ends["first"], ends["last"]) else f"{ends['first']:.2f} -> {ends['last']:.2f}"
+
+
+def _verdict(detector: dict) -> str:
+    """The detector's class, with the onsets of what made it."""
+    name = {"cyclical": "eruption"}.get(detector["class"], detector["class"])
+    onsets = [str(e["onset"]) for e in detector["events"] if e["name"] == name]
+    return detector["class"].replace("_", " ") + (f", from step {', '.join(onsets)}" if onsets else "")
+
+
+def _own_settings(run: dict, first: dict) -> str:
+    """Presets, and what of the named settings is not as in the first run."""
+    presets = [f"entropy=[{','.join(run['settings']['presets'])}]"] if run["settings"]["presets"] else []
+    other = [f"{k} {v:g}" for k, v in run["settings"].items() if k != "presets" and v != first["settings"].get(k)]
+    return ", ".join(presets + other) or "plain"
+
+
+def _learned_rows(runs: list[dict], more: bool) -> list[str]:
+    """The table of the runs; with ``more`` also what the recipe's README says of each."""
+    columns = ["run", "settings", "steps", "held-out success", "entropy", "detector", "s/step"]
+    columns += ["training success", "valid actions", "generation s", "update s"] if more else []
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    several = len({run["seed"] for run in runs}) > 1
+    for run in runs:
+        name = f"{run['name']}, seed {run['seed']}" if several else run["name"]
+        steps = str(run["steps"]) if run["planned_steps"] in (None, run["steps"]) else f"{run['steps']} of {run['planned_steps']}"
+        held = [_change({"first": s["values"][0], "last": s["values"][-1]}) for s in run["held_out"].values()]
+        cells = [name, _own_settings(run, runs[0]), steps, "; ".join(held), _change(run["entropy"]), _verdict(run["detector"])]
+        times = ["step", "gen", "update_actor"] if more else ["step"]
+        times = [f"{run['seconds'][k]:.1f}" if k in run["seconds"] else "" for k in times]
+        cells += [times[0]]
+        cells += [_change(run["train_success"]), _change(run["valid_actions"]), *times[1:]] if more else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _learned_intro(r: dict) -> str:
+    host, runs = r["host"], r["runs"]
+    versions = ", ".join(f"{k} {host['versions'][k]}" for k in ("torch", "verl", "vllm") if host["versions"].get(k))
+    common = ", ".join(f"{k} {v:g}" for k, v in runs[0]["settings"].items() if k != "presets")
+    ends = max((run["entropy"]["steps"] for run in runs if run["entropy"]), default=0)
+    sets = list(runs[0]["held_out"])
+    of = f" (of {'; '.join(sets)})" if len(sets) > 1 else ""
+    return (
+        f"A first look at learning (`tests/gpu/learn.sh`; SmolLM2-135M-Instruct, warm-started, on three easy games of TextWorldExpress; "
+        f"{host['device']}, {versions}, commit {host['commit']}; {common} unless the table says otherwise). Entropy (nats) and what else "
+        f"comes from training are means of the first and the last {ends} steps; held-out success{of} is that of the first and the last "
+        "validation; seconds are medians:"
+    )
+
+
+def _learned_caveat(r: dict) -> str:
+    seeds: dict[str, set[int]] = {}
+    for run in r["runs"]:
+        seeds.setdefault(run["name"], set()).add(run["seed"])
+    counts, all_seeds = set(map(len, seeds.values())), sorted(set().union(*seeds.values()))
+    said = f"Seed{'s' if len(all_seeds) > 1 else ''} {', '.join(map(str, all_seeds))}."
+    if min(counts) == 1:
+        said += f" {'Every run has' if max(counts) == 1 else 'Some runs have'} a single seed: a look at curves, not a ranking of methods."
+    if tasks := r.get("held_out_tasks"):
+        said += f" {tasks} held-out tasks: a success of 0.5 has a standard error of {0.5 / tasks**0.5:.2f} from them alone."
+    return said
+
+
+def learning(more: bool = False) -> str:
+    """Runs of tests/gpu/learn.sh; nothing where there are none."""
+    r = learned()
+    if r is None:
+        return ""
+    return "\n".join([_learned_intro(r), "", *_learned_rows(r["runs"], more), "", _learned_caveat(r)])
+
+
+def learning_limit() -> str:
+    return "" if learned() else "- Learning curves on GPUs have not been measured yet."
+
+
+def learning_recipe() -> str:
+    """Status and results in the recipe's README."""
+    if learned() is None:
+        return "**Not run here**: the training. The tests compose and check the file; the data and the expert turns were made on a CPU."
+    alone = "Success on held-out tasks and in training, and entropy, over the steps of every run; triangles: eruptions that the detector saw."
+    end = "**Not run here**: further seeds, and a larger model. `results.json` has the curves."
+    command = f"By `{learned()['host']['command']}`; runs that share a card or a host slow one another down."
+    return "\n\n".join([learning(more=True), command, f"![{alone}](curves.png)", end])
 
 
 def detector_table() -> str:
@@ -170,20 +280,32 @@ def benchmark_table() -> str:
 
 def render(text: str) -> str:
     """``text`` with its generated parts renewed."""
-    results = "\n\n".join([quickstart_table(), benchmark_table(), gpu_runs(), gpu_entropy(), gpu_numerics()])
+    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_numerics()]
     parts = {
         "table: verl-entropy table": ("table", table.algorithms()),
         "table: verl-entropy table commands": ("commands", table.commands()),
         "environments": ("environments", environments_table()),
         "detector": ("detector", detector_table()),
-        "results": ("results", results),
+        "results": ("results", "\n\n".join(filter(None, results))),
+        "learning": ("learning", learning_limit()),
     }
+    return _renewed(text, parts)
+
+
+def render_recipe(text: str) -> str:
+    """The recipe's README, ``text``, with its status and results renewed."""
+    return _renewed(text, {"results": ("results", learning_recipe())})
+
+
+def _renewed(text: str, parts: dict[str, tuple[str, str]]) -> str:
     for start, (end, body) in parts.items():
         pattern = re.compile(rf"(<!-- {re.escape(start)} -->\n).*?(<!-- end of {end} -->)", re.S)
-        text = pattern.sub(lambda m, body=body: m.group(1) + body + "\n" + m.group(2), text)
+        text = pattern.sub(lambda m, body=body: m.group(1) + (body and body + "\n") + m.group(2), text)
     return text
 
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(render(readme.read_text()))
+    recipe = (ROOT / LEARNED).with_name("README.md")
+    recipe.write_text(render_recipe(recipe.read_text()))

@@ -69,7 +69,13 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.actor": {"PolicyLossConfig": None, "FSDPActorConfig": None},
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
+    "verl.utils.tensordict_utils": {"index_select_tensor_dict": ("batch", "indices")},
     "verl.utils.metric.utils": {"Metric.aggregate_dp": None, "AggregationType": None},
+    "verl.utils.model": {
+        "update_model_config": ("module_config", "override_config_kwargs"),
+        "load_valuehead_model": ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
+    },
+    "verl.utils.ulysses": {"get_ulysses_sequence_parallel_world_size": None},
 }
 
 

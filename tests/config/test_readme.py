@@ -15,6 +15,8 @@ TEXT = (ROOT / "README.md").read_text()
 
 def test_generated_parts_are_up_to_date():
     assert readme.render(TEXT) == TEXT
+    recipe = (ROOT / readme.LEARNED).with_name("README.md").read_text()
+    assert readme.render_recipe(recipe) == recipe
 
 
 def test_every_preset_that_is_named_exists():

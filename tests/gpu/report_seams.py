@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""report_seams.py OUT NAME STEPS: which seams were active in the run, from its metrics and last checkpoint; exit 1 if one was not."""
+"""report_seams.py OUT NAME STEPS: which seams were active in the run, from its metrics and last checkpoint; exit 1 if one was not.
+
+Also where a step's time went: verl's phases, and what of them the training worker waited for the queue (from NAME.log, if verl
+logged at VERL_LOGGING_LEVEL=INFO). The first step has start-up in it; the table's medians are over the later ones.
+"""
 
 import json
 import math
+import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -14,6 +20,33 @@ SEAMS = {
     "regulariser epo, entropy with gradient": "verl_entropy/epo/entropy",
     "SEAL head": "verl_entropy/seal/loss",
 }
+
+TIMING, OURS = "timing_s/", "verl_entropy/timing_s/"
+PHASES = ("gen", "old_log_prob", "adv", "update_actor", "save_checkpoint", "update_weights")
+WAITS = {  # metric: what verl's bridge logs when a worker gets a batch from the queue, and when it has written its output there
+    "queue/old_log_prob/get": re.compile(r"Task compute_log_prob \(.*getting len_samples=.*cost time: ([\d.e-]+)"),
+    "queue/old_log_prob/put": re.compile(r"Task compute_log_prob \(.*writing to TransferQueue, cost time: ([\d.e-]+)s"),
+    "queue/update_actor/get": re.compile(r"Task update_actor \(.*getting len_samples=.*cost time: ([\d.e-]+)"),
+}
+
+
+def timings(steps: list[dict], log: str) -> dict[str, list[float]]:
+    """Seconds per step: verl's timers, ours, the rest of the step, and the worker's waits for the queue."""
+    keys = [key for key in dict.fromkeys(key for step in steps for key in step) if key.startswith((TIMING, OURS))]
+    found = {key: [float(step[key]) for step in steps if key in step] for key in keys}
+    found[TIMING + "rest"] = [step[TIMING + "step"] - sum(step.get(TIMING + phase, 0.0) for phase in PHASES) for step in steps]
+    found |= {TIMING + name: [float(seconds) for seconds in pattern.findall(log)] for name, pattern in WAITS.items()}
+    return {key: [round(value, 3) for value in values] for key, values in found.items() if values}
+
+
+def table(timing: dict[str, list[float]]) -> str:
+    """The phases of a step: the first step, and the median of the later ones. What does not happen in every step is left out."""
+    count = len(timing[TIMING + "step"])
+    lines = [f"{'seconds':34}{'first step':>12}{'median of the later':>21}"]
+    for key, values in timing.items():
+        if len(values) == count and count > 1:
+            lines.append(f"{key.replace(TIMING, '', 1):34}{values[0]:12.2f}{statistics.median(values[1:]):21.2f}")
+    return "\n".join(lines)
 
 
 def main(out: str, name: str, last: str) -> int:
@@ -30,9 +63,7 @@ def main(out: str, name: str, last: str) -> int:
     shard = torch.load(next((saved / "actor").glob("model_*_rank_0.pt")), map_location="cpu", weights_only=False)
     rows["head in the checkpoint"] = any("seal_head" in key for key in shard)
     rows["state beside the checkpoint"] = (saved / "verl_entropy.json").is_file()
-    timing = {
-        key: [round(float(step[key]), 3) for step in steps if key in step] for key in steps[-1] if key.startswith("timing_s/")
-    }
+    timing = timings(steps, (folder / f"{name}.log").read_text(errors="replace"))
     result = describe() | {
         "steps": [int(step.get("training/global_step", 0)) for step in steps],
         "rows": [step.get("verl_entropy/rows", step.get("verl_entropy/turns")) for step in steps],
@@ -42,7 +73,8 @@ def main(out: str, name: str, last: str) -> int:
         "timing_s": timing,
     }
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key != "timing_s"}, indent=1))
+    print(table(timing))
     return 0 if all(rows.values()) else 1
 
 

@@ -1,44 +1,77 @@
 #!/usr/bin/env bash
-# Everything that one card can show, in about 15 minutes; results as small JSON files in OUT.
+# Everything that one card can show, in about 15 minutes; results as small JSON files in OUT, and a table of the stages in run.json.
 #
 #   usage: run.sh MODEL OUT [STAGE...]
 #
 # Stages, all of them by default:
-#   seams      verl's trainer with vLLM, three steps with every seam in use (seams.sh), and the engine's tests on the card beside it
+#   seams      verl's trainer with vLLM, three steps with every seam in use (seams.sh)
 #   resume     the same run resumed from its checkpoint, under colocate_async
+#   engine     the engine's tests on the card, every preset's update among them
+#   kernels    the Triton kernels against float64
 #   numerics   log-prob and entropy against float64, by path and dtype
 #   overheads  memory and time of entropy with gradient by path, and of SEAL's head
-# MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a training installation.
+# engine and kernels run beside seams and resume, numerics beside resume, and overheads alone at the end, because it times. A stage that
+# fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a
+# training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-usage="usage: run.sh MODEL OUT [seams|resume|numerics|overheads...]"
+all=(seams resume engine kernels numerics overheads)
+usage="usage: run.sh MODEL OUT [$(IFS='|'; echo "${all[*]}")...]"
 model=${1:?$usage}
-out=${2:?$usage}
+out=$(realpath -m "${2:?$usage}")
 shift 2
-stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(seams resume numerics overheads)
+stages=" ${*:-${all[*]}} "
+for stage in $stages; do
+  [[ " ${all[*]} " == *" $stage "* ]] || { echo "unknown stage $stage; $usage" >&2; exit 2; }
+done
 mkdir -p "$out"
+: > "$out/stages.tsv"
+begin=$SECONDS
 
-engine_tests() {
-  VERL_ENTROPY_TEST_DEVICE=cuda python3 -m pytest -c "$here/../pytest.ini" --rootdir "$here/.." -p no:cacheprovider \
-    --junitxml "$out/engine.xml" "$here/../engine" > "$out/engine.log" 2>&1
+chosen() { [[ $stages == *" $1 "* ]]; }
+
+# run STAGE COMMAND...: if the stage was chosen, run it into STAGE.out and note exit code and seconds.
+run() {
+  local stage=$1 start=$SECONDS code=0
+  shift
+  chosen "$stage" || return 0
+  echo "== $stage"
+  rm -f "$out/$stage".{xml,json,jsonl}  # an earlier call's result must not pass for this one's
+  "$@" > "$out/$stage.out" 2>&1 || code=$?
+  printf '%s\t%s\t%s\n' "$stage" "$code" $((SECONDS - start)) >> "$out/stages.tsv"
+  echo "== $stage ended with $code after $((SECONDS - start)) s"
+  [ "$code" = 0 ] || tail -20 "$out/$stage.out"
 }
 
-status=0
-for stage in "${stages[@]}"; do
-  echo "== $stage"
-  case $stage in
-    seams)
-      engine_tests & tests=$!
-      bash "$here/seams.sh" "$model" "$out" || status=1
-      wait "$tests" || status=1
-      tail -3 "$out/engine.log"
-      ;;
-    engine) engine_tests || status=1; tail -3 "$out/engine.log" ;;
-    resume) NAME=resume STEPS=5 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async || status=1 ;;
-    numerics) python3 "$here/numerics.py" --json "$out/numerics.json" || status=1 ;;
-    overheads) python3 "$here/overheads.py" --json "$out/overheads.json" || status=1 ;;
-    *) echo "unknown stage $stage; $usage" >&2; exit 2 ;;
-  esac
-done
-exit $status
+tests() {
+  VERL_ENTROPY_TEST_DEVICE=cuda python3 -m pytest -c "$here/../pytest.ini" --rootdir "$here/.." -p no:cacheprovider --junitxml "$out/$1.xml" "$here/../$2"
+}
+
+seams() {
+  rm -rf "$out/checkpoints"  # of an earlier call: verl would go on from it
+  bash "$here/seams.sh" "$model" "$out"
+}
+
+resume() {
+  [ -d "$out/checkpoints" ] || { echo "no checkpoint in $out: run the stage seams first"; return 1; }
+  NAME=resume STEPS=5 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async
+}
+
+# vLLM measures the card's free memory while it starts and fails where another process frees some meanwhile.
+when_resume_trains() {
+  while kill -0 "$1" 2> /dev/null && [ ! -s "$out/resume.jsonl" ]; do sleep 1; done
+}
+
+{
+  run engine tests engine engine
+  run kernels tests kernels numerics/test_kernels.py
+} & beside=$!
+run seams seams
+rm -f "$out/resume.jsonl"
+run resume resume & resumed=$!
+when_resume_trains "$resumed"
+run numerics python3 "$here/numerics.py" --json "$out/numerics.json"
+wait "$resumed"
+wait "$beside"
+run overheads python3 "$here/overheads.py" --json "$out/overheads.json"
+python3 "$here/stages.py" "$out" $((SECONDS - begin))

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import pickle
 import time
 import zlib
 from collections.abc import Mapping
@@ -48,6 +49,12 @@ logger = logging.getLogger(__name__)
 _prompt_builder = functools.cache(PromptBuilder)
 
 
+@functools.cache
+def _settings(sections: bytes) -> AgentSettings:
+    """The settings of these pickled sections, parsed once per worker and not once per session."""
+    return AgentSettings.from_mappings(*pickle.loads(sections))
+
+
 @dataclass(frozen=True)
 class Response:
     """One sampled response: the tokens exactly as the server returned them, cut to the budget."""
@@ -64,7 +71,8 @@ class TextEnvAgentLoop(AgentLoopBase):
 
     def __init__(self, *args, env: Mapping[str, Any] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.settings = s = AgentSettings.from_mappings(_plain(self.data_config.get("env")), _plain(env))
+        sections = (_plain(self.data_config.get("env")), _plain(env))
+        self.settings = s = _settings(pickle.dumps(sections))
         self.prompt_length: int = self.rollout_config.prompt_length
         self.response_length: int = self.rollout_config.response_length
         self.prompts = _prompt_builder(
@@ -83,6 +91,8 @@ class TextEnvAgentLoop(AgentLoopBase):
         tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, *s.answer_tags)}
         self._skip_special_tokens = not special & tags
         self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
+        # vLLM decodes every token while it samples, for a text that verl does not return.
+        self._engine_params = {"detokenize": False} if self.rollout_config.get("name") == "vllm" else {}
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> Any:
@@ -137,6 +147,8 @@ class TextEnvAgentLoop(AgentLoopBase):
         """One response of at most ``budget`` tokens."""
         budget = min(budget, self.settings.max_tokens_per_turn or budget, sampling_params.get("max_tokens") or budget)
         params = {**sampling_params, "max_tokens": budget}
+        if not params.get("stop"):  # vLLM finds these strings in the text
+            params |= self._engine_params
         if self._stop_token_ids:
             params["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *self._stop_token_ids]
         started = time.monotonic()

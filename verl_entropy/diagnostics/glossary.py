@@ -23,6 +23,8 @@ class Entry:
 _OURS = {
     "entropy": ("mean entropy of the trained tokens before the update", "nats", "ours"),
     "active": ("1 where the plugin's loss ran in the training workers", "0 or 1", "ours"),
+    "timing_s/queue": ("time of the plugin's reads and writes in verl's queue, in the trainer's process", "seconds", "ours"),
+    "timing_s/advantages": ("time of base estimator, transforms and metrics, without the queue", "seconds", "ours"),
     "timing_s/diagnostics": ("time of the diagnostics in the trainer's process", "seconds", "ours"),
     "clipfrac_high": ("share of trained tokens with ratio > 1 + eps_high and A > 0", "share", "REPO paper, A.1"),
     "clipfrac_low": ("share of trained tokens with ratio < 1 - eps_low and A < 0", "share", "REPO paper, A.1"),

@@ -8,7 +8,10 @@ the padded data. The base estimator runs unchanged in between, then the transfor
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,6 +25,7 @@ from verl_entropy import patched
 from verl_entropy.config import ConfigError
 from verl_entropy.glue import advantage_side, context, driver, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
+from verl_entropy.glue.rows import MARK
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, PAD_UID, WORKER_INFO, extra_outputs
 from verl_entropy.losses.steer import steer_omega, steer_range
 from verl_entropy.plan import Plan
@@ -38,7 +42,12 @@ class Call:
     run: state.Run
     columns: dict[str, torch.Tensor]
     info: dict[str, Any]
+    offsets: torch.Tensor | None = None
+    """Where the rows' response tokens begin in a nested column."""
 
+
+TRAINERS_OWN = ("log_probs", "rm_scores", "rollout_log_probs")
+"""Columns of tensors that verl's trainer reads and no worker: the log-prob pass's raw output, scores, the sampler's log-probs."""
 
 _call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
 
@@ -50,8 +59,24 @@ def run_of(trainer: Any) -> state.Run:
     return trainer._verl_entropy_run
 
 
+@contextlib.contextmanager
+def _timed(metrics: dict, name: str) -> Iterator[None]:
+    """Add the seconds of the block to a metric of the step."""
+    key, start = f"verl_entropy/timing_s/{name}", time.perf_counter()
+    try:
+        yield
+    finally:
+        metrics[key] = metrics.get(key, 0.0) + time.perf_counter() - start
+
+
 def _padded(nested: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nested.to_padded_tensor(nested, padding=0.0, output_size=(nested.size(0), width))
+
+
+def _nested(padded_RT: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """A padded column of the response layout as a nested one."""
+    inside_RT = torch.arange(padded_RT.shape[1]) < offsets.diff().unsqueeze(1)
+    return torch.nested.nested_tensor_from_jagged(padded_RT[inside_RT], offsets)
 
 
 def _turn_fields(extra_fields: list[dict], padding_R: np.ndarray) -> list[list[dict]] | None:
@@ -111,7 +136,15 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     """Base estimator, then transforms; fills the call's columns and worker info."""
     # patches/verl-0.9.1: verl has fetched it.
     has_entropy = "entropy_and_row_ids" in patched.features() and "entropy" in data.batch.keys()
-    rows = _fetch(call, batch_keys, has_entropy)
+    with _timed(call.metrics, "queue"):
+        rows = _fetch(call, batch_keys, has_entropy)
+    with _timed(call.metrics, "advantages"):
+        return _advantages(original, call, data, rows, batch_keys, has_entropy, args, kwargs)
+
+
+def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: bool, args, kwargs):
+    """``_after_base`` once the rows are there."""
+    call.offsets = rows["response_mask"].offsets()
     plan = call.run.plan
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
     turns, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
@@ -174,10 +207,22 @@ def loss_ranges(ctx: context.AdvantageContext) -> dict[str, Any]:
     return {"steer": {"omega_min": float(low), "omega_max": float(high)}}
 
 
-def _without_sample(batch: Any) -> Any:
-    """The batch for the updates, which do not read the diagnostics' fields."""
-    if batch.fields is not None:
-        batch.fields = [name for name in batch.fields if name not in SAMPLE_FIELDS]
+def _for_workers(trainer: Any, batch: Any, *, sample: bool = False) -> Any:
+    """The batch with the columns that a training worker can read: tensors, and the inputs of images.
+
+    A column of Python objects (the data set's fields, ``extra_fields``, timings) costs a worker far more than one of tokens: an
+    object per row is unpacked, wrapped, copied to the device and sliced into micro-batches, in every phase that gets the batch.
+    The first row says which columns these are, whatever the data set calls them. What only the trainer reads stays behind too.
+    """
+    import transfer_queue as tq
+
+    row = tq.kv_batch_get(keys=[batch.keys[0]], partition_id=batch.partition_id)
+    kept = {name for name, value in row.items() if isinstance(value, torch.Tensor)}
+    if trainer.processor is not None:
+        kept.add("multi_modal_inputs")
+    left = TRAINERS_OWN if sample else (*TRAINERS_OWN, *SAMPLE_FIELDS)
+    batch.fields = [name for name in row.keys() if name in kept and name not in left]
+    batch.extra_info[MARK] = True
     return batch
 
 
@@ -187,10 +232,8 @@ def _put_columns(call: Call, batch: Any) -> Any:
         return batch
     import transfer_queue as tq
     from tensordict import TensorDict
-    from verl.workers.utils.padding import response_to_nested
 
-    lengths = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])["responses"]
-    fields = {k: response_to_nested(v, lengths) if v.dim() == 2 else v for k, v in call.columns.items()}
+    fields = {k: _nested(v, call.offsets) if v.dim() == 2 else v for k, v in call.columns.items()}
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch)))
 
 
@@ -229,7 +272,8 @@ def wrap(module: ModuleType) -> None:
             batch = original_advantage(self, batch, metrics)
         finally:
             _call.reset(token)
-        batch = _without_sample(_put_columns(call, batch))
+        with _timed(metrics, "queue"):
+            batch = _for_workers(self, _put_columns(call, batch))
         batch.extra_info[WORKER_INFO] = call.info
         return batch
 
@@ -255,8 +299,8 @@ def wrap(module: ModuleType) -> None:
     @functools.wraps(original_load)
     def _load_checkpoint(self):
         run = run_of(self)
-        folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
         try:
+            folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
             if folder is not None:
                 state.load(run, folder)
             if run.diagnostics is not None:
@@ -280,12 +324,17 @@ def _wrap_diagnostics(trainer_cls: type) -> None:
 
     @functools.wraps(original_log_prob)
     def _compute_old_log_prob(self, batch, metrics):
-        side = run_of(self).diagnostics
-        if side is not None:
-            batch = side.put_sample(batch, int(self.global_steps))
+        run = run_of(self)
+        if not run.plan.active:
+            return original_log_prob(self, batch, metrics)
+        with _timed(metrics, "queue"):
+            if run.diagnostics is not None:
+                batch = run.diagnostics.put_sample(batch, int(self.global_steps))
+            batch = _for_workers(self, batch, sample=True)
         batch = original_log_prob(self, batch, metrics)
         batch.extra_info.pop(NUM_SAMPLED, None)
-        return batch
+        with _timed(metrics, "queue"):
+            return _for_workers(self, batch)
 
     @functools.wraps(original_step)
     def step(self, metrics, timing_raw):

@@ -24,6 +24,11 @@ NUM_SAMPLED = "verl_entropy_num_sampled"
 SAMPLED = "verl_entropy_sampled"
 """Output of that pass: ``diagnostics.sampling.pack``."""
 
+SEAL_LOGITS = "seal_logits"
+"""Output with a head: its logits (N,), one per trained token in row order."""
+SEAL_TOKENS, SEAL_ROWS = "seal_tokens", "seal_rows"
+"""Beside it: where those tokens are in the columns of the response layout (indices into ``values()``), and their rows, (N,)."""
+
 
 def extra_outputs(plan) -> list[str]:
     """Outputs of our log-prob pass, beyond verl's, that the plan's methods read."""

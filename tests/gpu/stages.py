@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stages.py OUT SECONDS: one table of run.sh's stages, from stages.tsv and what they left in OUT; also run.json. Exit 1 if one failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+from host import describe
+
+
+class StageFailed(ValueError):
+    """A stage ended well, but its result says that it did not do what it is for."""
+
+
+def tests(folder: Path, stage: str) -> str:
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for suite in ElementTree.parse(folder / f"{stage}.xml").getroot().iter("testsuite"):
+        for key in counts:
+            counts[key] += int(suite.get(key, 0))
+    failed = counts["failures"] + counts["errors"]
+    passed = counts["tests"] - failed - counts["skipped"]
+    said = f"{passed} passed, {failed} failed, {counts['skipped']} skipped"
+    if failed or not passed:
+        raise StageFailed(said)
+    return said
+
+
+def training(folder: Path, stage: str) -> str:
+    r = json.loads((folder / f"{stage}.json").read_text())
+    inactive = [name for name, active in r["seams"].items() if not active]
+    first, last = r["steps"][0], r["steps"][-1]
+    said = f"{len(r['seams']) - len(inactive)} of {len(r['seams'])} seams, steps {first} to {last}"
+    if inactive:
+        raise StageFailed(f"{said}; not active: {', '.join(inactive)}")
+    if stage == "resume" and first < 2:
+        raise StageFailed(f"{said}: started anew instead of resuming")
+    return f"{said}, last {r['timing_s']['timing_s/step'][-1]:.1f} s"
+
+
+def numerics(folder: Path, stage: str) -> str:
+    rows = json.loads((folder / f"{stage}.json").read_text())["rows"]
+    ours = [row for row in rows if row["path"].startswith("this package")]
+    failed = [row for row in ours if "failed" in row]
+    if failed or not ours:
+        raise StageFailed(f"{len(failed)} of our {len(ours)} rows failed: {failed[:1]}")
+    worst = max(row["entropy"] for row in ours)
+    return f"ours within {worst:.0e} nats of fp64; {sum('failed' in row for row in rows)} of {len(rows)} rows could not run"
+
+
+def overheads(folder: Path, stage: str) -> str:
+    r = json.loads((folder / f"{stage}.json").read_text())
+    ours = [row for row in r["entropy"] if row["path"] == "this package" and row["ms"] is not None]
+    if not ours:
+        raise StageFailed("no time of this package's path")
+    most = max(ours, key=lambda row: (row["vocab"], row["tokens"]))
+    return f"{most['ms']:.1f} ms for {most['tokens']:,} tokens x {most['vocab']:,}; {len(r['entropy'])} rows"
+
+
+STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
+    "seams": ("verl's trainer with vLLM, every seam", training),
+    "resume": ("resumed, colocate_async", training),
+    "engine": ("engine's tests, every preset", tests),
+    "kernels": ("Triton kernels against fp64", tests),
+    "numerics": ("log-prob and entropy against fp64", numerics),
+    "overheads": ("memory and time of entropy and head", overheads),
+}
+
+
+def read(folder: Path) -> list[dict]:
+    """A row for each stage that ran, in the order of STAGES."""
+    noted = (line.split("\t") for line in (folder / "stages.tsv").read_text().splitlines())
+    ended = {stage: (int(code), int(seconds)) for stage, code, seconds in noted}
+    rows = []
+    for stage, (what, result) in STAGES.items():
+        if stage in ended:
+            code, seconds = ended[stage]
+            said, passed = judged(folder, stage, result)
+            if code and passed:
+                said = f"exit code {code}; {said}"
+            rows.append({"stage": stage, "what": what, "passed": passed and code == 0, "result": said, "seconds": seconds})
+    return rows
+
+
+def judged(folder: Path, stage: str, result: Callable[[Path, str], str]) -> tuple[str, bool]:
+    """What the stage's own result says, and whether that is good; a result that is missing or of another form is not."""
+    try:
+        return result(folder, stage), True
+    except StageFailed as reason:
+        return str(reason), False
+    except (OSError, ValueError, KeyError, IndexError, TypeError, ElementTree.ParseError) as reason:
+        return f"no result ({type(reason).__name__}), see {stage}.out", False
+
+
+def table(rows: list[dict], total: int) -> str:
+    cells = [("stage", "what", "result", "seconds")]
+    cells += [(r["stage"], r["what"], ("" if r["passed"] else "FAILED: ") + r["result"], str(r["seconds"])) for r in rows]
+    cells.append(("all", "", f"{sum(r['passed'] for r in rows)} of {len(rows)} stages passed", str(total)))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def main(out: str, seconds: str) -> int:
+    folder, total = Path(out), int(seconds)
+    rows = read(folder)
+    passed = bool(rows) and all(row["passed"] for row in rows)
+    timings = {row["stage"]: row["seconds"] for row in rows} | {"all": total}
+    result = describe(["tests/gpu/run.sh", "MODEL", "OUT", *(row["stage"] for row in rows)])
+    (folder / "run.json").write_text(json.dumps(result | {"passed": passed, "timings": timings, "stages": rows}, indent=1) + "\n")
+    print(table(rows, total))
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

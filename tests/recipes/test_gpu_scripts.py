@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/gpu without a card: run.sh's order, table and exit code with stages that are stand-ins, and learn_results.py on written runs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic_runs import write_run
+
+GPU = Path(__file__).parents[1] / "gpu"
+METHODS = {"grpo": [], "grpo_lr3e-5": [], "seal": ["seal"], "repo_r": ["repo_r"]}
+
+SEAMS = """#!/usr/bin/env bash
+out=$2 name=${NAME:-seams}
+[ "$1" = broken ] && [ "$name" = seams ] && exit 3
+mkdir -p "$out/checkpoints"
+sleep 1
+echo '{}' > "$out/$name.jsonl"
+steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
+echo '{"seams": {"a": true}, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$steps}" > "$out/$name.json"
+"""
+SCRIPT = """import pathlib, sys
+target = pathlib.Path(sys.argv[2])
+print("trains" if (target.parent / "resume.jsonl").exists() else "before")
+target.write_text('{}')
+"""
+QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+ROW = {"path": "this package", "entropy": 2e-6, "ms": 5.0, "tokens": 16, "vocab": 99}
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    monkeypatch.syspath_prepend(GPU)
+    import stages
+
+    return stages
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """run.sh as it is, in a tree whose stages are small."""
+    gpu = tmp_path / "tests/gpu"
+    for folder in (gpu, gpu.parent / "engine", gpu.parent / "numerics"):
+        folder.mkdir(parents=True)
+    for name in ("run.sh", "stages.py", "host.py"):
+        shutil.copy(GPU / name, gpu)
+    (gpu.parent / "pytest.ini").write_text("[pytest]\n")
+    (gpu / "seams.sh").write_text(SEAMS)
+    for name, rows in (("numerics", "rows"), ("overheads", "entropy")):
+        (gpu / f"{name}.py").write_text(SCRIPT.format(json.dumps({rows: [ROW]})))
+    (gpu.parent / "engine/test_it.py").write_text(
+        "import os\ndef test(): assert os.environ['VERL_ENTROPY_TEST_DEVICE'] == 'cuda'\n"
+    )
+    (gpu.parent / "numerics/test_kernels.py").write_text("def test(): pass\n")
+    return tmp_path
+
+
+def call(checkout, *stages, model="model"):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", checkout / "tests/gpu/run.sh", model, checkout / "out", *stages]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path} | QUICK, check=False)
+    return done, json.loads((checkout / "out/run.json").read_text()) if (checkout / "out/run.json").exists() else None
+
+
+def test_all_stages_run_and_the_table_has_them(checkout):
+    done, run = call(checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = ["seams", "resume", "engine", "kernels", "numerics", "overheads"]
+    assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
+    assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
+    table = done.stdout.splitlines()[-8:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "6 of 6 stages passed" in table[-1]
+    assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
+    assert (checkout / "out/numerics.out").read_text() == "trains\n"  # not while vLLM measures free memory
+
+
+def test_a_stage_that_fails_stops_no_other(checkout):
+    (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
+    done, run = call(checkout, model="broken")
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 6
+    said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
+    assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
+    assert "exit code" in said["seams"] or "no result" in said["seams"]
+    assert (
+        said["kernels"] == "0 passed, 0 failed, 1 skipped"
+        and "run the stage seams first" in (checkout / "out/resume.out").read_text()
+    )
+
+
+STEPS = {"timing_s": {"timing_s/step": [9.5]}}
+FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "result", "says"),
+    [
+        ("seams", {"seams": {"a": True, "b": False}, "steps": [1, 3], **STEPS}, "1 of 2 seams, steps 1 to 3; not active: b"),
+        ("resume", {"seams": {"a": True}, "steps": [1, 5], **STEPS}, "started anew instead of resuming"),
+        ("numerics", {"rows": [ROW, FAILED_ROW]}, "1 of our 2 rows failed"),
+        ("numerics", {}, "no result (KeyError)"),
+        ("overheads", {"entropy": [ROW | {"ms": None}]}, "no time of this package's path"),
+    ],
+)
+def test_a_good_exit_code_does_not_hide_a_bad_result(tmp_path, stages, stage, result, says):
+    (tmp_path / "stages.tsv").write_text(f"{stage}\t0\t7\n")
+    (tmp_path / f"{stage}.json").write_text(json.dumps(result))
+    (row,) = stages.read(tmp_path)
+    assert not row["passed"] and says in row["result"] and row["seconds"] == 7
+
+
+def test_an_unknown_stage_is_refused(checkout):
+    done, run = call(checkout, "seems")
+    assert done.returncode == 2 and "unknown stage seems" in done.stderr and run is None
+
+
+def test_shellcheck_is_clean():
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("no shellcheck")
+    done = subprocess.run([program, "--severity=warning", *GPU.glob("*.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+# ----------------------------------------------------------------------------- learn_results.py
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """OUT of a learn.sh whose runs were drawn, and the folder that learn_results.py wrote."""
+    pytest.importorskip("matplotlib")
+    out, to = tmp_path_factory.mktemp("learn"), tmp_path_factory.mktemp("to")
+    for seed, (name, presets) in enumerate(METHODS.items()):
+        config = {
+            "algorithm": {
+                "entropy": {"presets": dict.fromkeys(presets, True), "diagnostics": {"run_file": {"folder": f"/x/{name}"}}}
+            },
+            "actor_rollout_ref": {
+                "actor": {"optim": {"lr": 3e-5 if "lr" in name else 1e-5}},
+                "rollout": {"n": 8, "temperature": 1.0},
+            },
+            "trainer": {"total_training_steps": 100, "default_local_dir": f"/x/{name}"},
+        }
+        write_run(out / "runs" / f"{name}-0", steps=90, erupts=name == "grpo", seed=seed, config=config)
+    (out / "host.json").write_text(
+        json.dumps({"device": "card", "versions": {"torch": "2"}, "commit": "abc", "command": "learn.sh"})
+    )
+    sys.path.insert(0, str(GPU))
+    import learn_results
+
+    sys.path.remove(str(GPU))
+    assert learn_results.main([str(out), "--to", str(to)]) == 0
+    return to, learn_results.main
+
+
+def test_results_hold_every_run_with_the_verdict_of_the_detector(learned):
+    to, _ = learned
+    text = (to / "results.json").read_text()
+    runs = {run["name"]: run for run in json.loads(text)["runs"]}
+    assert list(runs) == list(METHODS) and len(text) < 12_000 * len(runs) and "/x/" not in text
+    assert [run["detector"]["class"] for run in runs.values()] == ["eruption", "quiet", "quiet", "quiet"]
+    eruption = next(e for e in runs["grpo"]["detector"]["events"] if e["name"] == "eruption")
+    assert 30 <= eruption["onset"] <= eruption["seen"] <= 50  # drawn to rise from step 36
+    assert runs["grpo"]["differs"] == {} and runs["grpo_lr3e-5"]["differs"] == {"actor_rollout_ref.actor.optim.lr": 3e-5}
+    assert runs["seal"]["settings"] == {"presets": ["seal"], "lr": 1e-5, "temperature": 1.0, "n": 8}
+    for run in runs.values():
+        lengths = {len(values) for values in run["series"].values()}
+        assert len(lengths) == 1 and 30 < lengths.pop() <= 60 and (run["steps"], run["planned_steps"]) == (90, 100)
+        assert run["train_success"]["last"] > run["train_success"]["first"] + 0.3 and run["seconds"]["step"] > 0
+        assert run["held_out"]["house"]["values"][-1] == pytest.approx(89 / 90, abs=1e-4)
+
+
+def test_the_picture_is_small_and_redrawn_from_the_results_alone(learned, tmp_path):
+    to, main = learned
+    shutil.copy(to / "results.json", tmp_path)
+    assert main(["--redraw", "--to", str(tmp_path)]) == 0
+    assert (tmp_path / "curves.png").read_bytes() == (to / "curves.png").read_bytes()
+    assert 10_000 < (to / "curves.png").stat().st_size < 150_000
+
+
+def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monkeypatch):
+    import readme
+
+    to, _ = learned
+    text = "<!-- learning -->\n<!-- end of learning -->\n<!-- results -->\n<!-- end of results -->\n"
+    monkeypatch.setattr(readme, "learned", lambda: json.loads((to / "results.json").read_text()))
+    top, recipe = readme.render(text), readme.render_recipe(text)
+    for page in (top, recipe):
+        assert "| grpo | plain | 90 of 100 | 0.00 -> 0.99 |" in page and "eruption, from step 3" in page and "single seed" in page
+        assert (
+            "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page and "card, torch 2, commit abc" in page
+        )
+    assert "(curves.png)" in recipe and "not been measured" not in top and readme.render_recipe(recipe) == recipe
+    monkeypatch.setattr(readme, "learned", lambda: None)
+    assert "first look" not in readme.render(top) and "single seed" not in readme.render_recipe(recipe)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mini- and micro-batches of a batch that the plugin's trainer sent, cut in whole columns.
+
+verl takes every nested column apart into its rows and stacks the chosen ones again, for each micro-batch: with a thousand
+short rows that is a good part of a small model's step. Here the chosen rows' values are gathered at once; the result is the
+same, bit for bit. Batches without the mark, and columns of another form, go verl's way.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+MARK = "verl_entropy_whole_columns"
+"""Non-tensor entry of the batches that are cut so."""
+
+
+def _is_jagged(column: Any) -> bool:
+    """Rows of one dimension that lie end to end."""
+    if not isinstance(column, torch.Tensor) or not column.is_nested or column.layout is not torch.jagged:
+        return False
+    return column.dim() == 2 and column.lengths() is None
+
+
+def select_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows ``index`` of a nested column, in this order."""
+    begin = column.offsets()
+    index = index.to(begin.device)
+    length = begin.diff()[index]
+    offsets = torch.nn.functional.pad(length.cumsum(0), (1, 0))
+    total, shortest, longest = torch.stack([offsets[-1], length.min(), length.max()]).tolist()  # one wait for the device
+    shift = torch.repeat_interleave(begin[index] - offsets[:-1], length, output_size=total)
+    values = column.values()[torch.arange(total, device=begin.device) + shift]
+    # Without its longest row a nested tensor is padded to the length of all of them together.
+    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
+
+
+def wrap(module: ModuleType) -> None:
+    """Wrap ``index_select_tensor_dict`` of ``verl.utils.tensordict_utils``, through which verl cuts every batch."""
+    original = module.index_select_tensor_dict
+
+    @functools.wraps(original)
+    def index_select_tensor_dict(batch, indices):
+        if batch is None or MARK not in batch.keys():
+            return original(batch, indices)
+        columns = {name: column for name, column in batch.items() if _is_jagged(column)}
+        selected = original(batch.exclude(*columns), indices)
+        index = torch.as_tensor(indices)
+        for name, column in columns.items():
+            selected[name] = select_rows(column, index)
+        return selected
+
+    module.index_select_tensor_dict = index_select_tensor_dict
