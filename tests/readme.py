@@ -39,28 +39,38 @@ def _gpu(name: str) -> dict:
 
 
 def gpu_runs() -> str:
-    """Runs with vLLM, from tests/gpu/results/{seams,steps}.json."""
+    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume}.json, those that are there."""
+    what = {
+        "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
+        "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
+        "resume": "Resumed from the first run's checkpoint under `colocate_async`",
+    }
     lines = []
-    for r in (_gpu("seams"), _gpu("steps")):
-        last = {key.removeprefix("timing_s/"): values[-1] for key, values in r["timing_s"].items()}
-        v = r["versions"]
+    for name, means in what.items():
+        if not (ROOT / "tests/gpu/results" / f"{name}.json").is_file():
+            continue
+        r = _gpu(name)
+        v, seconds = r["versions"], {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}
+        later = {key: statistics.median(values[1:] or values) for key, values in seconds.items() if "save" not in key and key != "step"}
+        saved = [0.0] * (len(seconds["step"]) - len(seconds.get("save_checkpoint", []))) + seconds.get("save_checkpoint", [])
+        steps = [step - save for step, save in zip(seconds["step"], saved, strict=True)]
         line = (
-            f"- {r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}: "
-            f"step {r['steps'][-1]} took {last['step'] - last.get('save_checkpoint', 0.0):.1f} s without saving (generation {last['gen']:.1f}, "
-            f"old log-probs {last['old_log_prob']:.1f}, advantages {last['adv']:.1f}, update {last['update_actor']:.1f})."
+            f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
+            f"{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
+            f"(generation {later['gen']:.1f}, old log-probs {later['old_log_prob']:.1f}, advantages {later['adv']:.1f}, "
+            f"update {later['update_actor']:.1f}). {sum(r['seams'].values())} of {len(r['seams'])} seams were active."
         )
-        if "seams" in r:
-            line += f" {sum(r['seams'].values())} of {len(r['seams'])} seams were active."
-        if "diagnostics_s" in r:
-            first, *others = r["diagnostics_s"]
+        ours = seconds.get("verl_entropy/timing_s/diagnostics")
+        if ours:
             line += (
-                f" The trainer's part of the diagnostics took {1e3 * first:.0f} ms in a step with the costly metrics and "
-                f"{1e3 * max(others):.0f} ms in one without, {100 * max(others) / last['step']:.2f} % of it."
+                f" The trainer's part of the diagnostics took {1e3 * ours[0]:.0f} ms in the step with the costly metrics and "
+                f"{1e3 * statistics.median(ours[1:]):.0f} ms in the others, "
+                f"{100 * statistics.median(ours[1:]) / statistics.median(steps[1:]):.2f} %."
             )
         lines.append(line)
     intro = (
-        "On a GPU (`tests/gpu/run.sh`; SmolLM2-135M, FSDP2, 256 episodes of up to 4 turns a step, `+entropy=[gigpo,aem,seal,epo]`, three "
-        "steps, one run each):"
+        "On a GPU (`tests/gpu/run.sh`; SmolLM2-135M, FSDP2, 256 episodes of up to 4 turns a step, 1,024 rows, "
+        "`+entropy=[gigpo,aem,seal,epo]`, one run each):"
     )
     return "\n".join([intro, "", *lines])
 
@@ -94,14 +104,23 @@ def gpu_entropy() -> str:
         cells = ("does not fit", "", "") if row["ms"] is None else (f"{row['ms']:.1f}", f"{row['kept']:.1f}", f"{row['peak']:.1f}")
         lines.append(f"| {row['path']} | {row['vocab']:,} | {row['tokens']:,} | {' | '.join(cells)} |")
     lines += ["", "In every row log-prob is this package's; verl's own is a Python loop over rows where flash-attn is missing."]
-    for row in r["head"]:
-        lines += [
-            "",
-            f"SEAL's head beside {row['model']}: {row['head_ms']:.1f} ms for {row['trained_tokens']:,} trained tokens, "
-            f"{100 * row['head_share']:.1f} % of the {row['update_ms']:.0f} ms of the model's forward and backward on {row['tokens']:,} tokens; "
-            f"{row['head_state_mb']:.0f} MB of weights and Adam. Its time is kernel launches, so the share falls with larger micro-batches.",
-        ]
     return "\n".join(lines)
+
+
+def gpu_head() -> str:
+    """What SEAL's head costs an update, from tests/gpu/results/head.json."""
+    r = _gpu("head")
+    lines = []
+    for row in r["head"]:
+        low, high = (100 * x for x in row["head_share_quartiles"])
+        device = sum(part["device_ms"] for part in row["parts"])
+        lines.append(
+            f"SEAL's head in an update of {row['model']} by verl's FSDP2 engine on {r['device']} ({row['tokens']:,} tokens, "
+            f"{row['trained_tokens']:,} of them trained in {row['turns']} turns): {row['head_ms']:.1f} of {row['update_ms']:,.0f} ms, "
+            f"{100 * row['head_share']:.2f} % (median of {row['pairs']} pairs of updates with and without; quartiles {low:.2f} and "
+            f"{high:.2f}). Alone its kernels take {device:.1f} ms on the device, {100 * device / row['update_ms']:.2f} %. Weights and Adam: {row['head_state_mb']:.0f} MB."
+        )
+    return "\n\n".join(lines)
 
 
 def gpu_numerics() -> str:
@@ -280,7 +299,7 @@ def benchmark_table() -> str:
 
 def render(text: str) -> str:
     """``text`` with its generated parts renewed."""
-    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_numerics()]
+    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics()]
     parts = {
         "table: verl-entropy table": ("table", table.algorithms()),
         "table: verl-entropy table commands": ("commands", table.commands()),

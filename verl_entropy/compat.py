@@ -70,6 +70,14 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
     "verl.utils.tensordict_utils": {"index_select_tensor_dict": ("batch", "indices")},
+    "transfer_queue.interface": {
+        "kv_batch_get": ("keys", "partition_id", "select_fields"),
+        "kv_batch_put": ("keys", "partition_id", "fields"),
+    },
+    "transfer_queue.client": {
+        "AsyncTransferQueueClient.async_put": ("self", "data"),
+        "AsyncTransferQueueClient.async_kv_retrieve_meta": ("self", "keys", "partition_id"),
+    },
     "verl.utils.metric.utils": {"Metric.aggregate_dp": None, "AggregationType": None},
     "verl.utils.model": {
         "update_model_config": ("module_config", "override_config_kwargs"),
@@ -89,11 +97,12 @@ def verl_version() -> str | None:
 
 
 def source(module: str) -> str | None:
-    """Source text of a module of the installed verl, found without importing verl; None if it is not there."""
-    root = importlib.util.find_spec("verl")
+    """Source text of a module of the installed verl or its queue, found without an import; None if it is not there."""
+    package, *parts = module.split(".")
+    root = importlib.util.find_spec(package)
     if root is None or not root.submodule_search_locations:
         return None
-    base = Path(next(iter(root.submodule_search_locations)), *module.split(".")[1:])
+    base = Path(next(iter(root.submodule_search_locations)), *parts)
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():
             return path.read_text(encoding="utf-8")

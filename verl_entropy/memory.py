@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.checks import sequence_parallel
 from verl_entropy.config import lookup
 
 CHUNK_CELLS = 2**24
@@ -61,6 +62,9 @@ class Batch:
     hidden: int
     logit_bytes: int = 2
     unit_temperature: bool = True
+    packed: bool = False
+    """Packed rows, not sharded. Our pass then asks the model for the logits of response tokens only; one whose forward takes no
+    tensor ``logits_to_keep`` gives all of them."""
 
     @property
     def cells(self) -> int:
@@ -80,8 +84,8 @@ class Cost:
 
 
 def chunked(b: Batch, grad: bool, entropy: bool = True, chunk_cells: int = CHUNK_CELLS) -> Cost:
-    """Our pass: the response tokens' logits are gathered once, and worked through in chunks."""
-    copy = b.logit_bytes * b.response_cells
+    """Our pass: the response tokens' logits, gathered once unless the model gives no others, worked through in chunks."""
+    copy = 0 if b.packed else b.logit_bytes * b.response_cells
     buffers = OUR_BYTES[b.logit_bytes] * min(chunk_cells, b.response_cells)
     return Cost(copy, buffers) if grad else Cost(0, copy + buffers)
 
@@ -226,11 +230,13 @@ def batches(raw: Mapping[str, Any], size: Size) -> dict[str, Batch]:
     """The largest micro-batch of each pass; a pass whose size the configuration leaves open is left out."""
     dtype = param_dtype(raw)
     temperature = float(lookup(raw, "actor_rollout_ref.rollout.temperature", 1.0))
+    packed = bool(lookup(raw, "actor_rollout_ref.model.use_remove_padding", False)) and sequence_parallel(raw) == 1
+    logit_bytes = 4 if dtype == "fp32" else 2
     found = {}
     for name, side in (("old_log_prob", "rollout"), ("update", "actor")):
         tokens = _tokens(raw, side)
         if tokens is not None:
-            found[name] = Batch(*tokens, size.vocab, size.hidden, 4 if dtype == "fp32" else 2, temperature == 1.0)
+            found[name] = Batch(*tokens, size.vocab, size.hidden, logit_bytes, temperature == 1.0, packed)
     return found
 
 
@@ -251,7 +257,8 @@ def estimate(
     for name, batch in batches(raw, size).items():
         grad, entropy = name == "update", name == "old_log_prob" or with_entropy
         costs = {path: asdict(function(batch, grad, entropy)) for path, (_, function) in PATHS.items()}
-        logits = 0 if chosen in WITHOUT_LOGITS else batch.logit_bytes * batch.cells
+        cells = batch.response_cells if chosen == "chunked" and batch.packed else batch.cells
+        logits = 0 if chosen in WITHOUT_LOGITS else batch.logit_bytes * cells
         result[name] = {**asdict(batch), "logits": logits, **costs[chosen], "paths": costs}
     extras = {
         "siren: nucleus of a chunk": NUCLEUS_BYTES * size.vocab * ("nucleus" in needs),

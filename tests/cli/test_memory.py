@@ -119,3 +119,14 @@ def test_the_size_comes_from_the_options_else_from_the_models_config(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="--vocab and --hidden"):
         memory.model_size(str(tmp_path), None, None)
+
+
+@pytest.mark.parametrize(("packed", "shards", "rows"), [(True, 1, 100), (True, 2, 400), (False, 1, 400)])
+def test_packed_rows_have_logits_of_response_tokens_only_in_our_pass(packed, shards, rows):
+    config = raw(packed=packed, ulysses_sequence_parallel_size=shards)
+    config["actor_rollout_ref"]["actor"]["ppo_micro_batch_size_per_gpu"] = 1
+    config["data"] = {"max_prompt_length": 300, "max_response_length": 100}
+    size = memory.Size(V, 64, "test")
+    ours = memory.estimate(config, size, "chunked")["update"]
+    assert ours["logits"] == 2 * rows * V and ours["kept"] == (0 if rows == 100 else 2 * 100 * V)
+    assert memory.estimate(config, size, "verl")["update"]["logits"] == 2 * 400 * V

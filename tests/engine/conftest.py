@@ -26,7 +26,10 @@ ONE = [
         for kind in ("stock", "neutral", "full", "full-budget=24", "reference", "save", "resume", "strip")
     ),
     f"fsdp2-full-order={ORDER}",
-    "fsdp2-full-packed=1",
+    *(f"{s}-full-packed=1{end}" for s in ("fsdp", "fsdp2") for end in ("", "-kept=0")),
+    "fsdp2-full-packed=1-logp=verl",
+    "fsdp2-full-packed=1-pad=64",
+    "fsdp2-full-packed=1-budget=24-checkpointing=1",
     "fsdp2-full-logp=verl",
     "fsdp2-full-agg=seq_mean_token_mean",
     "fsdp2-full-agg=seq_mean_token_mean-budget=24",
@@ -35,6 +38,7 @@ TWO = [
     *(f"{s}-{kind}" for s in ("fsdp", "fsdp2") for kind in ("full", "save", "resume", "strip")),
     "fsdp2-full-budget=24",
     "fsdp2-full-agg=seq_mean_token_mean-budget=24",
+    *(f"{s}-full-packed=1" for s in ("fsdp", "fsdp2")),
 ]
 
 

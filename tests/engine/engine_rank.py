@@ -202,12 +202,18 @@ def scenario(name: str, model: str, folder: Path) -> dict:
     extra = [f"actor_rollout_ref.actor.fsdp_config.use_torch_compile={options['compile'] == '1'}"] if "compile" in options else []
     if "dtype" in options:
         extra.append(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={options['dtype']}")
+    if "pad" in options:
+        fsdp = "actor_rollout_ref.actor.fsdp_config"
+        extra += [f"++{fsdp}.pad_to_length=True", f"++{fsdp}.pad_to_length_bucket={options['pad']}"]
     actor = actor_config(strategy, ours, options.get("logp", "chunked"), mode, extra)
     attention = options.get("attn", "sdpa")
     engine = build(model, actor, kind == "reference", options.get("checkpointing") == "1", attention)
-    result = {"class": type(engine).__name__}
+    if "kept" in options:
+        engine._keeps_logits = options["kept"] == "1"
+    result = {"class": type(engine).__name__, "logit_rows": []}
+    module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
+    module.get_output_embeddings().register_forward_hook(lambda _, __, y: result["logit_rows"].append(y.shape[:-1].numel()))
     if kind == "reference":
-        module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
         return result | {"has_head": any("seal_head" in n for n, _ in module.named_parameters())} | inference(engine, packed)
     result["inference"] = inference(engine, packed)
     if kind == "resume":

@@ -61,7 +61,7 @@ def advantages(config, engine, data, run):
     from verl.trainer.ppo.v1 import trainer_base
     from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-    from verl_entropy.glue import trainer
+    from verl_entropy.glue import queue, trainer
 
     with engine.eval_mode():
         output = {k: v.cpu() for k, v in engine.infer_batch(data.clone())["model_output"].items()}
@@ -83,18 +83,16 @@ def advantages(config, engine, data, run):
         batch=SimpleNamespace(partition_id="train"),
         metrics={},
         run=run,
-        columns={},
+        ride=queue.Ride(keys(), [], rows=rows),
         info={},
     )
-    trainer._fetch = lambda call, keys, has_entropy: rows
     original = trainer_base.compute_advantage_for_multi_trajectories.__wrapped__
     kwargs = {"adv_estimator": config.algorithm.adv_estimator, "config": config.algorithm}
     kwargs["norm_adv_by_std_in_grpo"] = config.algorithm.norm_adv_by_std_in_grpo
     proto = trainer._after_base(original, call, proto, keys(), (), kwargs)
     for name in ("advantages", "returns"):
         data[name] = response_to_nested(proto.batch[name], mask)
-    for name, column in call.columns.items():
-        data[name] = response_to_nested(column, mask) if column.dim() == 2 else column
+    data.update(call.ride.write)
     return call
 
 

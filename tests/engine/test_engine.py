@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from engine_rank import PROMPT, RESPONSE
 
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -52,7 +53,35 @@ def test_our_log_prob_pass_equals_verls(one):
     _same_update(one["fsdp2-full"]["first"], one["fsdp2-full-logp=verl"]["first"])
 
 
-@pytest.mark.parametrize("name", ["fsdp-full", "fsdp2-full", "fsdp2-full-budget=24"])
+PACKED = (
+    "fsdp-full-packed=1",
+    "fsdp2-full-packed=1",
+    "fsdp2-full-packed=1-budget=24-checkpointing=1",
+    "fsdp2-full-packed=1-pad=64",
+)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("reference", ["full", "full-packed=1-kept=0"])
+def test_packed_rows_have_logits_where_a_response_token_is_predicted(one, name, reference):
+    """Log-probs, entropies and update are those of padded rows and of all logits, and lm_head sees response tokens only."""
+    asked, other = one[name], one[f"{name.split('-')[0]}-{reference}"]
+    for key in ("log_probs", "entropy"):
+        for a, b in zip(asked["inference"][key], other["inference"][key], strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
+    _same_update(other["first"], asked["first"])
+    _, *update = asked["logit_rows"]
+    assert asked["logit_rows"][0] == sum(update) == sum(RESPONSE) and len(update) == asked["first"]["micro_batches"]
+    assert all(rows >= sum(PROMPT) + sum(RESPONSE) for rows in other["logit_rows"])
+
+
+def test_verls_own_pass_has_logits_of_every_token(one):
+    rows = one["fsdp2-full-packed=1-logp=verl"]["logit_rows"]
+    assert rows == [sum(PROMPT) + sum(RESPONSE)] * 2
+    _same_update(one["fsdp2-full-packed=1-logp=verl"]["first"], one["fsdp2-full-packed=1"]["first"])
+
+
+@pytest.mark.parametrize("name", ["fsdp-full", "fsdp2-full", "fsdp2-full-budget=24", *PACKED[:2]])
 def test_ranks_do_not_matter(one, two, name):
     _same_update(one[name]["first"], two[0][name]["first"])
     assert equal(two[0][name]["first"]["weights"], two[1][name]["first"]["weights"])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A first look at learning: GRPO alone and with SEAL, EPO, AEM, REPO-R and ADAPO, one seed each and equal steps, on TextWorldExpress.
 #
-#   usage: [STEPS=100] [SEED=0] [CARDS=0] [PER_CARD=1] learn.sh MODEL OUT [RUN...] [-- HYDRA OVERRIDES...]
+#   usage: [STEPS=60] [SEED=0] [CARDS=0] [PER_CARD=1] learn.sh MODEL OUT [RUN...] [-- HYDRA OVERRIDES...]
 #
 # MODEL is SmolLM2-135M-Instruct as a Hugging Face checkpoint. A RUN is grpo, seal, epo, aem, repo_r, adapo (all six by default), or one of
 # them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
@@ -40,12 +40,14 @@ make_data() {
 
 find_warm() { find "$out/warm_start" -type d -name huggingface 2> /dev/null | sort | tail -1; }
 
-warm_start() { # a model of this size needs a higher rate than the recipe's
+warm_start() { # a model of this size needs a higher rate than the recipe's; few steps, so that something is left to learn
   [ -z "$(find_warm)" ] || return 0
   CUDA_VISIBLE_DEVICES=${cards[0]} torchrun --nproc_per_node 1 -m verl.trainer.sft_trainer --config-dir recipes +warm_start/expert=sft \
     model.path="$model" model.use_remove_padding=True +model.override_config.attn_implementation=varlen \
-    model.enable_gradient_checkpointing=False data.max_token_len_per_gpu=32768 optim.lr="${WARM_LR:-1e-4}" \
-    trainer.total_epochs="${WARM_EPOCHS:-1}" data.train_files="$data/train_expert.parquet" trainer.default_local_dir="$out/warm_start" \
+    model.enable_gradient_checkpointing=False data.max_token_len_per_gpu=32768 data.train_batch_size=24 \
+    optim.lr=1e-4 optim.lr_scheduler_type=constant optim.lr_warmup_steps_ratio=0 \
+    trainer.total_training_steps="${WARM_STEPS:-14}" trainer.save_freq="${WARM_STEPS:-14}" \
+    data.train_files="$data/train_expert.parquet" trainer.default_local_dir="$out/warm_start" \
     > "$out/warm_start.log" 2>&1 || { tail -40 "$out/warm_start.log"; return 1; }
 }
 
@@ -58,7 +60,7 @@ settings() { # overrides of a run's name
     case $part in
       _lr*) printf '%s\n' "actor_rollout_ref.actor.optim.lr=${part#_lr}" ;;
       _t*) printf '%s\n' "actor_rollout_ref.rollout.temperature=${part#_t}" ;;
-      _n*) printf '%s\n' "actor_rollout_ref.rollout.n=${part#_n}" "data.train_batch_size=$((128 / ${part#_n}))" ;;
+      _n*) printf '%s\n' "actor_rollout_ref.rollout.n=${part#_n}" "data.train_batch_size=$((64 / ${part#_n}))" ;;
     esac
   done
 }
@@ -72,7 +74,7 @@ train() { # NAME CARD OVERRIDES...
   mapfile -t own < <(settings "$name")
   if ! CUDA_VISIBLE_DEVICES=$card VERL_FILE_LOGGER_PATH=$folder.jsonl python3 -m verl.trainer.main_ppo --config-dir recipes "+$recipe" \
     "${own[@]}" "data.folder=$out/data" "data.seed=$seed" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" \
-    "++algorithm.entropy.diagnostics.run_file.folder=$folder" "trainer.total_training_steps=${STEPS:-100}" \
+    "++algorithm.entropy.diagnostics.run_file.folder=$folder" "trainer.total_training_steps=${STEPS:-60}" \
     "trainer.experiment_name=$name" "trainer.default_local_dir=$out/checkpoints/$name-$seed" \
     +ray_kwargs.ray_init.address=local +ray_kwargs.ray_init.include_dashboard=False "$@" > "$folder.log" 2>&1; then
     tail -40 "$folder.log"
@@ -92,7 +94,7 @@ queue() { # SLOT OVERRIDES...: every run that is this slot's turn, one after the
 }
 
 python3 tests/gpu/host.py "$out/host.json" \
-  "STEPS=${STEPS:-100} SEED=$seed CARDS=${CARDS:-0} PER_CARD=${PER_CARD:-1} learn.sh MODEL OUT ${names[*]} -- $*"
+  "STEPS=${STEPS:-60} SEED=$seed CARDS=${CARDS:-0} PER_CARD=${PER_CARD:-1} learn.sh MODEL OUT ${names[*]} -- $*"
 make_data
 warm_start
 status=0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mini- and micro-batches of marked batches: verl's own function, wrapped, against the same function on an unmarked batch."""
 
+import gc
+
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -71,3 +73,20 @@ def test_only_marked_batches_are_cut_in_whole_columns(monkeypatch):
     assert not cut
     tu.index_select_tensor_dict(batch(True), [0, 1, 2, 3, 4])
     assert len(cut) == 2  # ids and log_probs; experts and holes go verl's way
+
+
+def test_the_collector_is_spared_what_is_loaded_once_per_process():
+    from verl.utils import tensordict_utils as tu
+
+    from verl_entropy.glue import rows as module
+
+    gc.unfreeze()
+    module.settle.cache_clear()
+    tu.index_select_tensor_dict(batch(False), [0])
+    assert gc.get_freeze_count() == 0
+    tu.index_select_tensor_dict(batch(True), [0])
+    frozen = gc.get_freeze_count()
+    later = [[] for _ in range(1000)]
+    tu.index_select_tensor_dict(batch(True), [0])
+    assert frozen > 10_000 and gc.get_freeze_count() <= frozen and len(later) == 1000
+    gc.unfreeze()

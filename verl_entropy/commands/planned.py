@@ -100,6 +100,8 @@ def render_memory(d: dict[str, Any]) -> str:
         tokens = f"{p['tokens']} tokens, at most {p['response']} of responses, {8 * p['logit_bytes']}-bit logits"
         lines += ["", fill(f"{title}: {tokens}", "  ", "    ")]
         exists = f"{size(p['logits'])} of logits" + (", and as much for their gradient" if name == "update" else "")
+        if d["path"] == "chunked" and p["packed"]:
+            exists += f"; on the other paths with logits {size(p['logit_bytes'] * p['tokens'] * p['vocab'])}"
         lines.append(fill(f"there anyway: {exists if p['logits'] else 'no logits on this path'}", "  ", "    "))
         lines.append(f"    {'kept':>9} {'transient':>10}  path")
         for path, cost in p["paths"].items():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's FSDP engine with the SEAL head inside the root module and one fp32 pass for log-probs and entropy.
 
+With packed rows that pass has the model compute logits only where a response token is predicted.
+
 The class is registered for vendors of verl's platforms, which verl looks up before its own class. Without settings of ours
 every method defers to verl's.
 """
@@ -20,7 +22,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl_entropy import checks, plugin
 from verl_entropy.diagnostics import sampling
 from verl_entropy.glue.configs import EntropyFSDPEngineConfig
-from verl_entropy.glue.loss_tools import lengths, trained_positions, trained_tokens
+from verl_entropy.glue.loss_tools import trained_positions, trained_tokens
+from verl_entropy.glue.predicting import Predicting, keeps_logits, response_positions
 from verl_entropy.glue.trainer_keys import (
     NUCLEUS_ENTROPY,
     NUM_PEAK_ROWS,
@@ -41,6 +44,8 @@ from verl_entropy.transforms.clip_v import vocab_centre
 
 HEAD = "seal_head"
 """Name of the head inside the root module, and prefix of its parameters."""
+PREDICTING = "verl_entropy_predicting"
+"""Key of ``Predicting`` in what verl hands from the model's inputs to its outputs."""
 
 
 @dataclass
@@ -62,45 +67,36 @@ def attach_head(module: torch.nn.Module, head: SealHead, capture: dict) -> None:
     module.add_module(HEAD, head)
     # Its own FSDP unit: own flat parameter and optimiser entry, so that it can be cut out of a checkpoint.
     module._no_split_modules = [*(module._no_split_modules or []), type(head).__name__]
-    module.get_decoder().register_forward_hook(lambda _, __, output: capture.__setitem__("hidden", output[0]))
+
+    def run_head(_module, _inputs, output):
+        # Before lm_head and not after it, so that its backward comes later: launches of small kernels then hide behind
+        # lm_head's large ones.
+        positions = capture.pop("positions", None)
+        if positions is not None:
+            hidden = output[0]
+            # index_select, as the backward of hidden[positions] sorts the positions
+            capture["logits"] = getattr(module, HEAD)(hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions))
+
+    module.get_decoder().register_forward_hook(run_head)
     inner = module.forward
 
     @functools.wraps(inner)
     def forward(*args, seal_positions=None, **kwargs):
+        if seal_positions is not None:
+            capture["positions"] = seal_positions
         output = inner(*args, **kwargs)
-        hidden = capture.pop("hidden", None)
         if seal_positions is None:
             return output
-        # index_select, as the backward of hidden[positions] sorts the positions
-        states_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, seal_positions)
-        logits_N = getattr(module, HEAD)(states_ND)
         return CausalLMOutputWithSeal(
             loss=output.loss,
             logits=output.logits,
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
-            seal_logits=logits_N,
+            seal_logits=capture.pop("logits"),
         )
 
     module.forward = forward
-
-
-def response_positions(micro_batch, packed: bool, shift: int) -> torch.Tensor:
-    """Flat indices into the model's (rows x width) or packed token axis, for response tokens in row order.
-
-    ``shift`` -1 gives the position that predicts the token, 0 the token's own.
-    """
-    prompt_R, response_R = lengths(micro_batch)
-    length_R = prompt_R + response_R
-    width, number = int(response_R.max()), prompt_R.shape[0]
-    if packed:
-        start_R = length_R.cumsum(0) - length_R
-    else:
-        start_R = torch.arange(number, device=length_R.device) * length_R.max()
-    t_T = torch.arange(width, device=length_R.device)
-    index_RT = (start_R + prompt_R + shift).unsqueeze(1) + t_T
-    return index_RT[t_T < response_R.unsqueeze(1)]
 
 
 class EntropyEngineMixin:
@@ -109,6 +105,8 @@ class EntropyEngineMixin:
     _collector: sampling.Collector | None = None
     """Of the pass under way, if it samples."""
     _hidden: torch.Tensor | None = None
+    _keeps_logits: bool = False
+    """Of the model; see ``keeps_logits``."""
 
     @property
     def _ours(self) -> bool:
@@ -136,6 +134,9 @@ class EntropyEngineMixin:
 
     def _build_module(self):
         module = super()._build_module()
+        self._keeps_logits = keeps_logits(module)
+        if self._chunked and self.use_remove_padding and not self._keeps_logits and self.rank == 0:
+            plugin.say(f"logits of prompts too: {type(module).__name__}.forward declares no tensor logits_to_keep")
         if self._seal is not None:
             s = self._seal
             head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
@@ -153,7 +154,26 @@ class EntropyEngineMixin:
             token_N, row_N = trained_tokens(micro_batch)
             model_inputs["seal_positions"] = trained_positions(micro_batch, packed, shift, token_N, row_N)
             output_args[SEAL_TOKENS], output_args[SEAL_ROWS] = token_N, row_N
+        if self._ours_reads(micro_batch) or self._collector is not None:
+            predicting = self._predicting(micro_batch, model_inputs["input_ids"].numel())
+            output_args[PREDICTING] = predicting
+            if predicting is not None and predicting.kept:
+                model_inputs["logits_to_keep"] = predicting.model_N
         return model_inputs, output_args
+
+    def _ours_reads(self, micro_batch) -> bool:
+        """Whether log-probs and entropy of this micro-batch come from our pass."""
+        return self._chunked and not _needs_stock_outputs(micro_batch)
+
+    def _predicting(self, micro_batch, width: int) -> Predicting | None:
+        """None where a sequence is sharded: our pass then takes every token."""
+        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+        if packed and self.use_ulysses_sp:
+            return None
+        packed_N = response_positions(micro_batch, True, -1)
+        model_N = packed_N if packed else response_positions(micro_batch, False, -1)
+        kept = packed and self._keeps_logits and self._ours_reads(micro_batch) and len(packed_N) > 0
+        return Predicting(packed_N, model_N, width, kept)
 
     def get_per_tensor_param(self, **kwargs):
         parameters, peft = super().get_per_tensor_param(**kwargs)
@@ -168,7 +188,7 @@ class EntropyEngineMixin:
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         if self._collector is not None:
             self._collect(output, output_args, micro_batch)
-        if self._chunked and not _needs_stock_outputs(micro_batch):
+        if self._ours_reads(micro_batch):
             model_output = self._chunked_outputs(output, output_args, micro_batch)
         else:
             model_output = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
@@ -179,25 +199,15 @@ class EntropyEngineMixin:
     def _chunked_outputs(self, output, output_args, micro_batch):
         """Log-probs and entropy of response tokens; other positions, which no loss reads, are zero."""
         with_entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
-        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
-        offsets = micro_batch["input_ids"].offsets()
-        logits = output.logits
-        vocabulary = logits.shape[-1]
-        labels = output_args["input_ids_rmpad_rolled"]
-        sharded = packed and self.use_ulysses_sp
-        if packed:
-            temperature = output_args["temperature_rmpad"]
-        else:
-            temperature = output_args["temperature"].repeat_interleave(offsets.diff())
-        if sharded:
+        input_ids, labels_N = micro_batch["input_ids"], output_args["input_ids_rmpad_rolled"]
+        scale = None if output_args["temperature_is_one"] else _token_temperature(output_args, input_ids)
+        predicting = output_args[PREDICTING]
+        if predicting is None:
             # A shard of the packed sequence: every token of it, then gathered, as verl does.
-            logits_NV, labels_N, scale, where = logits.squeeze(0), labels, _scale(output_args, temperature), None
+            logits_NV = output.logits.squeeze(0)
         else:
-            where_in = response_positions(micro_batch, packed, -1)
-            where = where_in if packed else response_positions(micro_batch, True, -1)
-            scale = _scale(output_args, temperature)
-            scale = scale if scale is None else scale[where]
-            logits_NV, labels_N = logits.reshape(-1, vocabulary)[where_in], labels[where]
+            logits_NV, labels_N = predicting.logits(output.logits), labels_N.index_select(0, predicting.packed_N)
+            scale = scale if scale is None else scale.index_select(0, predicting.packed_N)
         log_probs_N, entropy_N = log_probs_and_entropy(logits_NV, labels_N, scale, with_entropy=with_entropy)
         outputs = {"log_probs": log_probs_N}
         if with_entropy:
@@ -205,11 +215,11 @@ class EntropyEngineMixin:
         outputs.update(self._logit_outputs(logits_NV, scale))
 
         def full(values_N: torch.Tensor) -> torch.Tensor:
-            if where is None:
+            if predicting is None:
                 values = self._gather_and_unpad_packed(values_N, output_args["pad_size"])
             else:
-                values = values_N.new_zeros(int(offsets[-1])).index_put((where,), values_N)
-            return torch.nested.nested_tensor_from_jagged(values, offsets)
+                values = values_N.new_zeros(input_ids.values().shape[0]).index_put((predicting.packed_N,), values_N)
+            return torch.nested.nested_tensor_from_jagged(values, input_ids.offsets())
 
         return {name: full(values_N) for name, values_N in outputs.items()}
 
@@ -238,20 +248,17 @@ class EntropyEngineMixin:
         hidden, self._hidden = self._hidden, None
         if hidden is None:
             return
-        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
-        code_N = _response_tokens(micro_batch, SAMPLE_CODE)
-        marked = code_N != 0
-        where_N = response_positions(micro_batch, packed, -1)[marked]
+        predicting, code_N = output_args[PREDICTING], micro_batch[SAMPLE_CODE].values()
+        token_N = code_N.nonzero().squeeze(-1)
         logits_NV = None
         if output.logits is not None:
-            temperature = output_args["temperature_rmpad"] if packed else output_args["temperature"]
-            if not packed:
-                temperature = temperature.repeat_interleave(micro_batch["input_ids"].offsets().diff())
-            flat_N = response_positions(micro_batch, True, -1)[marked]
-            logits_NV = output.logits.reshape(-1, output.logits.shape[-1])[where_N]
-            logits_NV = logits_NV / temperature[flat_N].clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
-        states_ND = hidden.reshape(-1, hidden.shape[-1])[where_N]
-        self._collector.add(states_ND, logits_NV, _response_tokens(micro_batch, "responses")[marked], code_N[marked])
+            temperature = _token_temperature(output_args, micro_batch["input_ids"])
+            temperature_N = temperature.index_select(0, predicting.packed_N.index_select(0, token_N))
+            logits_NV = predicting.logits(output.logits, token_N)
+            logits_NV = logits_NV / temperature_N.clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
+        states_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, predicting.model_N.index_select(0, token_N))
+        answer_N = micro_batch["responses"].values().index_select(0, token_N)
+        self._collector.add(states_ND, logits_NV, answer_N, code_N.index_select(0, token_N))
 
     def _sampling_pass(self, data, number: int):
         self._collector = sampling.Collector(number)
@@ -293,16 +300,11 @@ class EntropyEngineMixin:
         return float(rows.item())
 
 
-def _response_tokens(micro_batch, key: str) -> torch.Tensor:
-    """Values (N,) of a column of the response layout, row by row."""
-    _, response_R = lengths(micro_batch)
-    width = int(response_R.max())
-    values_RT = torch.nested.to_padded_tensor(micro_batch[key], padding=0, output_size=(len(response_R), width))
-    return values_RT[torch.arange(width, device=values_RT.device) < response_R.unsqueeze(1)]
-
-
-def _scale(output_args, temperature):
-    return None if output_args["temperature_is_one"] else temperature
+def _token_temperature(output_args, input_ids: torch.Tensor) -> torch.Tensor:
+    """Temperature of each of the micro-batch's tokens: verl has it so with packed rows, else one per row."""
+    if "temperature_rmpad" in output_args:
+        return output_args["temperature_rmpad"]
+    return output_args["temperature"].repeat_interleave(input_ids.offsets().diff(), output_size=input_ids.values().shape[0])
 
 
 def _needs_stock_outputs(micro_batch) -> bool:

@@ -9,6 +9,7 @@ same, bit for bit. Batches without the mark, and columns of another form, go ver
 from __future__ import annotations
 
 import functools
+import gc
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,18 @@ MARK = "verl_entropy_whole_columns"
 """Non-tensor entry of the batches that are cut so."""
 
 
-def _is_jagged(column: Any) -> bool:
+@functools.cache
+def settle() -> None:
+    """Once per process, at its first batch: spare the garbage collector what is loaded by then.
+
+    A thousand rows come out of the queue as tens of thousands of objects, which set off full collections, and each of those
+    would go through every object of torch, the model and the configuration again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def is_jagged(column: Any) -> bool:
     """Rows of one dimension that lie end to end."""
     if not isinstance(column, torch.Tensor) or not column.is_nested or column.layout is not torch.jagged:
         return False
@@ -46,7 +58,8 @@ def wrap(module: ModuleType) -> None:
     def index_select_tensor_dict(batch, indices):
         if batch is None or MARK not in batch.keys():
             return original(batch, indices)
-        columns = {name: column for name, column in batch.items() if _is_jagged(column)}
+        settle()
+        columns = {name: column for name, column in batch.items() if is_jagged(column)}
         selected = original(batch.exclude(*columns), indices)
         index = torch.as_tensor(indices)
         for name, column in columns.items():

@@ -23,9 +23,9 @@ from omegaconf import OmegaConf
 
 from verl_entropy import patched
 from verl_entropy.config import ConfigError
-from verl_entropy.glue import advantage_side, context, driver, state
+from verl_entropy.glue import advantage_side, context, driver, queue, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
-from verl_entropy.glue.rows import MARK
+from verl_entropy.glue.rows import MARK, settle
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, PAD_UID, WORKER_INFO, extra_outputs
 from verl_entropy.losses.steer import steer_omega, steer_range
 from verl_entropy.plan import Plan
@@ -40,13 +40,12 @@ class Call:
     batch: Any
     metrics: dict
     run: state.Run
-    columns: dict[str, torch.Tensor]
+    ride: queue.Ride
+    """What we read and write in the queue, with verl's own read and write."""
     info: dict[str, Any]
-    offsets: torch.Tensor | None = None
-    """Where the rows' response tokens begin in a nested column."""
 
 
-TRAINERS_OWN = ("log_probs", "rm_scores", "rollout_log_probs")
+TRAINERS_OWN = ("log_probs", "rm_scores", "rollout_log_probs", "token_level_rewards")
 """Columns of tensors that verl's trainer reads and no worker: the log-prob pass's raw output, scores, the sampler's log-probs."""
 
 _call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
@@ -61,7 +60,7 @@ def run_of(trainer: Any) -> state.Run:
 
 @contextlib.contextmanager
 def _timed(metrics: dict, name: str) -> Iterator[None]:
-    """Add the seconds of the block to a metric of the step."""
+    """Add the seconds of the block to a metric of the step; ``queue`` is what does not travel with verl's own calls."""
     key, start = f"verl_entropy/timing_s/{name}", time.perf_counter()
     try:
         yield
@@ -115,16 +114,21 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
     return turns, extra
 
 
-def _fetch(call: Call, keys: list[str], has_entropy: bool) -> Any:
-    import transfer_queue as tq
+def _fields(run: state.Run, step: int) -> list[str]:
+    """What the advantage phase reads beyond verl."""
+    fields = ["extra_fields", "response_mask", "entropy", *extra_outputs(run.plan)]
+    return fields + (run.diagnostics.fields(step) if run.diagnostics is not None else [])
 
-    fields = ["extra_fields", "response_mask", *extra_outputs(call.run.plan)]
-    fields += [] if has_entropy else ["entropy"]
-    if call.run.diagnostics is not None:
-        fields += call.run.diagnostics.fields(int(call.trainer.global_steps))
-    rows = tq.kv_batch_get(keys=list(keys), partition_id=call.batch.partition_id, select_fields=fields)
-    if not has_entropy and "entropy" not in rows.keys() and "entropy" in call.run.plan.needs:
-        users = [c.name for c in call.run.plan.choices if "entropy" in c.algorithm.needs]
+
+def _fetch(call: Call, has_entropy: bool) -> Any:
+    """What was to be read with verl's read; a trainer that reads otherwise makes it a read of its own."""
+    rows, plan = call.ride.rows, call.run.plan
+    if rows is None:
+        import transfer_queue as tq
+
+        rows = tq.kv_batch_get(keys=call.ride.keys, partition_id=call.batch.partition_id, select_fields=call.ride.read)
+    if not has_entropy and "entropy" not in rows.keys() and "entropy" in plan.needs:
+        users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
         raise RuntimeError(
             f"verl-entropy: {', '.join(users)} needs the entropy of the old-log-prob pass, and this batch has none. "
             "Set algorithm.rollout_correction.bypass_mode=False."
@@ -137,15 +141,14 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     # patches/verl-0.9.1: verl has fetched it.
     has_entropy = "entropy_and_row_ids" in patched.features() and "entropy" in data.batch.keys()
     with _timed(call.metrics, "queue"):
-        rows = _fetch(call, batch_keys, has_entropy)
+        rows = _fetch(call, has_entropy)
     with _timed(call.metrics, "advantages"):
         return _advantages(original, call, data, rows, batch_keys, has_entropy, args, kwargs)
 
 
 def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: bool, args, kwargs):
     """``_after_base`` once the rows are there."""
-    call.offsets = rows["response_mask"].offsets()
-    plan = call.run.plan
+    plan, columns = call.run.plan, {}
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
     turns, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
     mask_RT = data.batch["response_mask"].bool()
@@ -171,10 +174,12 @@ def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: 
     advantages, mask = advantage_side.apply_transforms(ctx, data.batch["advantages"])
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
-        call.columns["response_mask"] = call.columns["loss_mask"] = data.batch["response_mask"]
+        columns["response_mask"] = columns["loss_mask"] = data.batch["response_mask"]
         ctx.mask_RT = data.batch["response_mask"].bool()
     data.batch["advantages"] = ctx.advantages_RT = advantages
-    call.columns.update(advantage_side.worker_columns(ctx))
+    columns.update(advantage_side.worker_columns(ctx))
+    offsets = rows["response_mask"].offsets()
+    call.ride.write = {name: _nested(c, offsets) if c.dim() == 2 else c for name, c in columns.items()}
     ctx.info.update(loss_ranges(ctx))
     call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
@@ -212,29 +217,29 @@ def _for_workers(trainer: Any, batch: Any, *, sample: bool = False) -> Any:
 
     A column of Python objects (the data set's fields, ``extra_fields``, timings) costs a worker far more than one of tokens: an
     object per row is unpacked, wrapped, copied to the device and sliced into micro-batches, in every phase that gets the batch.
-    The first row says which columns these are, whatever the data set calls them. What only the trainer reads stays behind too.
+    The queue knows which columns these are, whatever the data set calls them. What only the trainer reads stays behind too.
     """
     import transfer_queue as tq
 
-    row = tq.kv_batch_get(keys=[batch.keys[0]], partition_id=batch.partition_id)
-    kept = {name for name, value in row.items() if isinstance(value, torch.Tensor)}
-    if trainer.processor is not None:
-        kept.add("multi_modal_inputs")
-    left = TRAINERS_OWN if sample else (*TRAINERS_OWN, *SAMPLE_FIELDS)
-    batch.fields = [name for name in row.keys() if name in kept and name not in left]
+    settle()
+    meta = tq.get_client().kv_retrieve_meta(keys=batch.keys[:1], partition_id=batch.partition_id)
+    left = {*TRAINERS_OWN, *(() if sample else SAMPLE_FIELDS), *(() if trainer.use_critic else ("returns",))}
+    inputs = {"multi_modal_inputs"} if trainer.processor is not None else set()
+    tensors = {name for name, schema in meta.field_schema.items() if not schema["is_non_tensor"]}
+    batch.fields = sorted((tensors | inputs.intersection(meta.field_schema)) - left)
     batch.extra_info[MARK] = True
     return batch
 
 
 def _put_columns(call: Call, batch: Any) -> Any:
-    """Write our columns for the training workers into the queue."""
-    if not call.columns:
+    """Write our columns for the training workers into the queue, if they did not go with verl's."""
+    columns = call.ride.write
+    if call.ride.written or not columns:
         return batch
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    fields = {k: _nested(v, call.offsets) if v.dim() == 2 else v for k, v in call.columns.items()}
-    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch)))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch)))
 
 
 def _check_active(run: state.Run, metrics: dict) -> None:
@@ -266,10 +271,12 @@ def wrap(module: ModuleType) -> None:
         run = run_of(self)
         if not run.plan.active:
             return original_advantage(self, batch, metrics)
-        call = Call(self, batch, metrics, run, {}, {})
+        ride = queue.Ride(list(batch.keys), _fields(run, int(self.global_steps)))
+        call = Call(self, batch, metrics, run, ride, {})
         token = _call.set(call)
         try:
-            batch = original_advantage(self, batch, metrics)
+            with queue.riding(ride):
+                batch = original_advantage(self, batch, metrics)
         finally:
             _call.reset(token)
         with _timed(metrics, "queue"):

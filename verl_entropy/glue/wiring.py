@@ -7,6 +7,7 @@ verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, ke
 verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
 verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
 verl.utils.tensordict_utils                cut our batches in whole columns                   rows.py
+transfer_queue, transfer_queue.client      fewer and cheaper calls of the queue              queue.py
 verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
 transformers.modeling_utils                attn_implementation=varlen                         attention.py
 verl.utils.model, verl.utils.ulysses       the same under verl                                attention.py
@@ -48,6 +49,18 @@ def _tensordict_utils(module: ModuleType) -> None:
     rows.wrap(module)
 
 
+def _transfer_queue(module: ModuleType) -> None:
+    from verl_entropy.glue import queue
+
+    queue.wrap_calls(module)
+
+
+def _transfer_queue_client(module: ModuleType) -> None:
+    from verl_entropy.glue import queue
+
+    queue.wrap_client(module)
+
+
 def _fsdp(module: ModuleType) -> None:
     from verl_entropy.glue import engine
 
@@ -83,6 +96,8 @@ CALLBACKS = {
     "verl.trainer.ppo.core_algos": _core_algos,
     "verl.trainer.ppo.v1.trainer_base": _trainer_base,
     "verl.workers.engine_workers": _engine_workers,
+    "transfer_queue": _transfer_queue,
+    "transfer_queue.client": _transfer_queue_client,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp,
     "verl.utils.tensordict_utils": _tensordict_utils,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
