@@ -43,7 +43,7 @@ def gpu_runs() -> str:
     what = {
         "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
         "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
-        "resume": "Resumed from the first run's checkpoint under `colocate_async`",
+        "resume": "Resumed from a checkpoint under `colocate_async`",
     }
     lines = []
     for name, means in what.items():
@@ -54,11 +54,15 @@ def gpu_runs() -> str:
         later = {key: statistics.median(values[1:] or values) for key, values in seconds.items() if "save" not in key and key != "step"}
         saved = [0.0] * (len(seconds["step"]) - len(seconds.get("save_checkpoint", []))) + seconds.get("save_checkpoint", [])
         steps = [step - save for step, save in zip(seconds["step"], saved, strict=True)]
+        head = f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
+        active = f"{sum(r['seams'].values())} of {len(r['seams'])} seams were active."
+        if name == "resume":  # of interest is that it goes on, and it may share the card
+            lines.append(f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active}")
+            continue
         line = (
-            f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
-            f"{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
+            f"{head}{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
             f"(generation {later['gen']:.1f}, old log-probs {later['old_log_prob']:.1f}, advantages {later['adv']:.1f}, "
-            f"update {later['update_actor']:.1f}). {sum(r['seams'].values())} of {len(r['seams'])} seams were active."
+            f"update {later['update_actor']:.1f}). {active}"
         )
         ours = seconds.get("verl_entropy/timing_s/diagnostics")
         if ours:
@@ -114,11 +118,12 @@ def gpu_head() -> str:
     for row in r["head"]:
         low, high = (100 * x for x in row["head_share_quartiles"])
         device = sum(part["device_ms"] for part in row["parts"])
+        update, share = row["update_ms"], 100 * row["head_share"]
         lines.append(
             f"SEAL's head in an update of {row['model']} by verl's FSDP2 engine on {r['device']} ({row['tokens']:,} tokens, "
-            f"{row['trained_tokens']:,} of them trained in {row['turns']} turns): {row['head_ms']:.1f} of {row['update_ms']:,.0f} ms, "
-            f"{100 * row['head_share']:.2f} % (median of {row['pairs']} pairs of updates with and without; quartiles {low:.2f} and "
-            f"{high:.2f}). Alone its kernels take {device:.1f} ms on the device, {100 * device / row['update_ms']:.2f} %. Weights and Adam: {row['head_state_mb']:.0f} MB."
+            f"{row['trained_tokens']:,} of them trained in {row['turns']} turns): {row['head_ms']:.1f} of {update:,.0f} ms, {share:.2f} % "
+            f"(median of {row['pairs']} pairs of updates with and without; quartiles {low:.2f} and {high:.2f}). Alone its kernels take "
+            f"{device:.1f} ms on the device, {100 * device / update:.2f} %. Weights and Adam: {row['head_state_mb']:.0f} MB."
         )
     return "\n\n".join(lines)
 

@@ -74,7 +74,8 @@ def test_uneven_shards_come_back_bit_equal(resumed, strategy, tmp_path):
 
 
 def _local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """On the host: verl saves where the model is, reshard on the CPU."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu()
 
 
 def test_a_resume_on_other_ranks_names_the_command(resumed):

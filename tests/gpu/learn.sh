@@ -7,6 +7,7 @@
 # them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
 # CARDS=0,1 PER_CARD=2 has four runs at once, two on each card. OUT gets data, the warm start, per run a folder, metrics and a log under
 # runs/, and report.html. What is there already is used: a second call goes on with further runs. Needs Java 17.
+# A run has some 4,000 threads, most of them of its 64 Java processes: eight at once need sysctl kernel.pid_max above its usual 32,768.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 usage="usage: learn.sh MODEL OUT [grpo|seal|epo|aem|repo_r|adapo[_lrX|_tX|_nX]...] [-- OVERRIDES...]"
