@@ -161,9 +161,16 @@ def learned() -> dict | None:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def _change(ends: dict | None) -> str:
+def _change(ends: dict | None, digits: int = 2) -> str:
     """Start -> end of a curve."""
-    return "" if ends is None or None in (ends["first"], ends["last"]) else f"{ends['first']:.2f} -> {ends['last']:.2f}"
+    if ends is None or None in (ends["first"], ends["last"]):
+        return ""
+    return f"{ends['first']:.{digits}f} -> {ends['last']:.{digits}f}"
+
+
+def _held_out(steps: list[int], values: list[float]) -> str:
+    """Success at the first and at the last validation, with its step; a run that ended before its second has one."""
+    return f"{values[0]:.2f}" + (f" -> {values[-1]:.2f} (step {steps[-1]})" if len(values) > 1 else "")
 
 
 def _verdict(detector: dict) -> str:
@@ -189,8 +196,8 @@ def _learned_rows(runs: list[dict], more: bool) -> list[str]:
     for run in runs:
         name = f"{run['name']}, seed {run['seed']}" if several else run["name"]
         steps = str(run["steps"]) if run["planned_steps"] in (None, run["steps"]) else f"{run['steps']} of {run['planned_steps']}"
-        held = [_change({"first": s["values"][0], "last": s["values"][-1]}) for s in run["held_out"].values()]
-        cells = [name, _own_settings(run, runs[0]), steps, "; ".join(held), _change(run["entropy"]), _verdict(run["detector"])]
+        held = [_held_out(s["steps"], s["values"]) for s in run["held_out"].values()]
+        cells = [name, _own_settings(run, runs[0]), steps, "; ".join(held), _change(run["entropy"], 3), _verdict(run["detector"])]
         times = ["step", "gen", "update_actor"] if more else ["step"]
         times = [f"{run['seconds'][k]:.1f}" if k in run["seconds"] else "" for k in times]
         cells += [times[0]]
@@ -209,8 +216,8 @@ def _learned_intro(r: dict) -> str:
     return (
         f"A first look at learning (`tests/gpu/learn.sh`; SmolLM2-135M-Instruct, warm-started, on three easy games of TextWorldExpress; "
         f"{host['device']}, {versions}, commit {host['commit']}; {common} unless the table says otherwise). Entropy (nats) and what else "
-        f"comes from training are means of the first and the last {ends} steps; held-out success{of} is that of the first and the last "
-        "validation; seconds are medians:"
+        f"comes from training are means of the first and the last {ends} steps (halves of shorter runs); held-out success{of} is that of "
+        "the first and the last validation; seconds are medians:"
     )
 
 

@@ -30,6 +30,8 @@ ENDS = 10
 """Steps at the start and at the end whose mean is a run's first and last value; half of a run that is shorter than both."""
 POINTS = 60
 """Points of a stored series: a line of a small picture, and some 4 kB a run."""
+LEAST = 1e-3
+"""Nats at the foot of the picture's logarithmic axis; less than this is a policy that no longer samples."""
 METHODS = ("grpo", "seal", "epo", "aem", "repo_r", "adapo")
 """Order of the runs; further settings of a method follow it."""
 SERIES = {
@@ -216,9 +218,12 @@ def draw(result: dict[str, Any]) -> bytes:
             _line(axis, run, key, look | {"label": label, "marker": "os^Dv<>P"[i % 8], "markersize": 3.5})
     for axis, (label, key) in zip(axes, panels, strict=True):
         style(axis, label)
-        axis.set_ylim(bottom=0)
         if key == "entropy":
+            axis.set_yscale("log")  # a collapse is an order of magnitude or two, and an eruption as much the other way
+            axis.set_ylim(bottom=LEAST)
             _eruptions(axis, runs)
+        else:
+            axis.set_ylim(bottom=0)
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = axes[-1].get_legend_handles_labels()
@@ -235,6 +240,7 @@ def _line(axis, run: dict, key: str | None, look: dict) -> None:
         axis.plot(first["steps"], first["values"], **look)
         return
     values = [np.nan if v is None else v for v in run["series"].get(key, ())]
+    values = np.maximum(values, LEAST) if key == "entropy" else values
     axis.plot(run["series"]["steps"][: len(values)], values, markevery=max(len(values) // 6, 1), **look)
 
 
