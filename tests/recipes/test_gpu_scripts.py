@@ -189,7 +189,7 @@ def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monk
     monkeypatch.setattr(readme, "learned", lambda: json.loads((to / "results.json").read_text()))
     top, recipe = readme.render(text), readme.render_recipe(text)
     for page in (top, recipe):
-        assert "| grpo | plain | 90 of 100 | 0.00 -> 0.99 |" in page and "eruption, from step 3" in page and "single seed" in page
+        assert "| grpo | plain | 90 of 100 | 0.00 -> 0.99 (step 90) |" in page and "eruption, from step 3" in page and "single seed" in page
         assert (
             "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page and "card, torch 2, commit abc" in page
         )
