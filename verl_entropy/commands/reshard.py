@@ -9,6 +9,7 @@ from verl_entropy.commands.output import json_option, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
     parser.description += (
         "\n\nverl loads only shards that were saved by as many ranks as resume. The new shards are written beside the old ones, so "
         "that the same folder resumes on either number of ranks (trainer.resume_mode=auto finds it); with --out, into a new folder "
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the shards and say so."""
     from verl_entropy.reshard import reshard
 
     former = reshard(args.checkpoint, args.ranks, args.out)
