@@ -7,7 +7,7 @@
 # them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
 # CARDS=0,1 PER_CARD=2 has four runs at once, two on each card. OUT gets data, the warm start, per run a folder, metrics and a log under
 # runs/, and report.html. What is there already is used: a second call goes on with further runs. Needs Java 17.
-# A run has some 4,000 threads, most of them of its 64 Java processes: eight at once need sysctl kernel.pid_max above its usual 32,768.
+# A run has up to 4,500 threads, those of its 64 Java processes among them: with eight at once kernel.pid_max=32768 was too low.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 usage="usage: learn.sh MODEL OUT [grpo|seal|epo|aem|repo_r|adapo[_lrX|_tX|_nX]...] [-- OVERRIDES...]"
@@ -21,6 +21,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do names+=("$1") && shift; done
 IFS=, read -ra cards <<< "${CARDS:-0}"
 slots=$((${#cards[@]} * ${PER_CARD:-1}))
 seed=${SEED:-0}
+if [ $((slots * 4500)) -gt "$(cat /proc/sys/kernel/pid_max)" ]; then
+  echo "learn.sh: $slots runs at once may need $((slots * 4500)) threads, and kernel.pid_max is $(cat /proc/sys/kernel/pid_max): threads would" \
+    "fail to start. Run sysctl -w kernel.pid_max=4194304, or lower CARDS or PER_CARD." >&2
+  exit 2
+fi
 recipe=first_look/textworld_express=grpo
 data=$out/data/textworld_express
 mkdir -p "$out/runs"
