@@ -9,13 +9,14 @@
 #   engine     the engine's tests on the card, every preset's update among them
 #   kernels    the Triton kernels against float64
 #   numerics   log-prob and entropy against float64, by path and dtype
-#   overheads  memory and time of entropy with gradient by path, and of SEAL's head
-# engine and kernels run beside seams and resume, numerics beside resume, and overheads alone at the end, because it times. A stage that
+#   head       what SEAL's head costs an update
+#   overheads  memory and time of entropy with gradient by path
+# engine and kernels run beside seams and resume, numerics beside resume, and the last two alone at the end, because they time. A stage that
 # fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a
 # training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all=(seams resume engine kernels numerics overheads)
+all=(seams resume engine kernels numerics head overheads)
 usage="usage: run.sh MODEL OUT [$(IFS='|'; echo "${all[*]}")...]"
 model=${1:?$usage}
 out=$(realpath -m "${2:?$usage}")
@@ -73,5 +74,6 @@ when_resume_trains "$resumed"
 run numerics python3 "$here/numerics.py" --json "$out/numerics.json"
 wait "$resumed"
 wait "$beside"
-run overheads python3 "$here/overheads.py" --json "$out/overheads.json"
+run head python3 "$here/overheads.py" --sections head --models Qwen2.5-1.5B --json "$out/head.json"
+run overheads python3 "$here/overheads.py" --sections entropy --json "$out/overheads.json"
 python3 "$here/stages.py" "$out" $((SECONDS - begin))

@@ -60,13 +60,22 @@ def overheads(folder: Path, stage: str) -> str:
     return f"{most['ms']:.1f} ms for {most['tokens']:,} tokens x {most['vocab']:,}; {len(r['entropy'])} rows"
 
 
+def head(folder: Path, stage: str) -> str:
+    r = json.loads((folder / f"{stage}.json").read_text())
+    if not r["head"]:
+        raise StageFailed(f"no update was measured: {r['failed'][:1]}")
+    row = r["head"][0]
+    return f"{row['head_ms']:.1f} of {row['update_ms']:.0f} ms of an update of {row['model']}, {100 * row['head_share']:.2f} %"
+
+
 STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
     "seams": ("verl's trainer with vLLM, every seam", training),
     "resume": ("resumed, colocate_async", training),
     "engine": ("engine's tests, every preset", tests),
     "kernels": ("Triton kernels against fp64", tests),
     "numerics": ("log-prob and entropy against fp64", numerics),
-    "overheads": ("memory and time of entropy and head", overheads),
+    "head": ("what SEAL's head costs an update", head),
+    "overheads": ("memory and time of entropy with gradient", overheads),
 }
 
 

@@ -24,7 +24,7 @@ steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
 echo '{"seams": {"a": true}, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$steps}" > "$out/$name.json"
 """
 SCRIPT = """import pathlib, sys
-target = pathlib.Path(sys.argv[2])
+target = pathlib.Path(sys.argv[-1])
 print("trains" if (target.parent / "resume.jsonl").exists() else "before")
 target.write_text('{}')
 """
@@ -50,8 +50,9 @@ def checkout(tmp_path):
         shutil.copy(GPU / name, gpu)
     (gpu.parent / "pytest.ini").write_text("[pytest]\n")
     (gpu / "seams.sh").write_text(SEAMS)
-    for name, rows in (("numerics", "rows"), ("overheads", "entropy")):
-        (gpu / f"{name}.py").write_text(SCRIPT.format(json.dumps({rows: [ROW]})))
+    head = {"model": "m", "head_ms": 5.0, "update_ms": 1000.0, "head_share": 0.005}
+    for name, result in (("numerics", {"rows": [ROW]}), ("overheads", {"entropy": [ROW], "head": [head]})):
+        (gpu / f"{name}.py").write_text(SCRIPT.format(json.dumps(result)))
     (gpu.parent / "engine/test_it.py").write_text(
         "import os\ndef test(): assert os.environ['VERL_ENTROPY_TEST_DEVICE'] == 'cuda'\n"
     )
@@ -69,11 +70,11 @@ def call(checkout, *stages, model="model"):
 def test_all_stages_run_and_the_table_has_them(checkout):
     done, run = call(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ["seams", "resume", "engine", "kernels", "numerics", "overheads"]
+    names = ["seams", "resume", "engine", "kernels", "numerics", "head", "overheads"]
     assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
     assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
-    table = done.stdout.splitlines()[-8:]
-    assert table[0].split() == ["stage", "what", "result", "seconds"] and "6 of 6 stages passed" in table[-1]
+    table = done.stdout.splitlines()[-9:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "7 of 7 stages passed" in table[-1]
     assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
     assert (checkout / "out/numerics.out").read_text() == "trains\n"  # not while vLLM measures free memory
 
@@ -81,7 +82,7 @@ def test_all_stages_run_and_the_table_has_them(checkout):
 def test_a_stage_that_fails_stops_no_other(checkout):
     (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
     done, run = call(checkout, model="broken")
-    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 6
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 7
     said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
     assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
     assert "exit code" in said["seams"] or "no result" in said["seams"]
@@ -103,6 +104,7 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
         ("numerics", {"rows": [ROW, FAILED_ROW]}, "1 of our 2 rows failed"),
         ("numerics", {}, "no result (KeyError)"),
         ("overheads", {"entropy": [ROW | {"ms": None}]}, "no time of this package's path"),
+        ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
     ],
 )
 def test_a_good_exit_code_does_not_hide_a_bad_result(tmp_path, stages, stage, result, says):
