@@ -2,7 +2,7 @@
 # Install what the tests need into a virtual environment of their own and run them.
 #
 #   bash tests/run.sh            everything that CI runs (real verl runs on the CPU included)
-#   bash tests/run.sh --quick    without trainer runs, engines and simulators (minutes)
+#   bash tests/run.sh --quick    without trainer runs, engines, simulators and processes that start verl (minutes)
 #   bash tests/run.sh --full     also the long runs (every preset through the trainer)
 #   bash tests/run.sh -- ARGS    pytest arguments, for example -- -k gigpo
 #

@@ -131,6 +131,7 @@ def test_adapo_as_a_loss_mode_moves_the_clip_of_its_loss(compose):
     assert chosen.clip.name == "adapo" and config.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo"
 
 
+@pytest.mark.slow
 def test_random_combinations_pass_or_are_refused_with_a_reason(compose):
     """30 random lists of presets: each composes and passes the checks, or is refused because two exclude each other."""
     import random
@@ -163,6 +164,7 @@ MAIN = [sys.executable, "-m", "verl.trainer.main_ppo", "trainer.device=cpu"]
         (["+entropy=aem", "actor_rollout_ref.rollout.n=1"], "rollout.n=8"),
     ],
 )
+@pytest.mark.slow
 def test_main_ppo_stops_at_start_with_one_message(overrides, says):
     env = {**os.environ, "VERL_PLATFORM": "cpu", "HYDRA_FULL_ERROR": "0"}
     out = subprocess.run([*MAIN, *overrides], capture_output=True, text=True, env=env, timeout=120, check=False)

@@ -49,6 +49,7 @@ def verl(tmp_path_factory):
 @pytest.mark.parametrize(
     "fact", ["estimators", "estimator_arguments", "trainer", "policy_losses", "loss_arguments", "plain_path"]
 )
+@pytest.mark.slow
 def test_verl(verl, fact):
     assert len(verl[fact]) >= 4
     assert [name for name, holds in verl[fact].items() if holds is not True] == []

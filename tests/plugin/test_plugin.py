@@ -24,6 +24,7 @@ def test_importing_the_plugin_imports_nothing_heavy():
     assert out.stdout.strip() == "[]", out.stdout + out.stderr
 
 
+@pytest.mark.slow
 def test_import_verl_does_not_pull_in_the_trainer():
     pytest.importorskip("verl")
     code = (
@@ -34,6 +35,7 @@ def test_import_verl_does_not_pull_in_the_trainer():
     assert out.stdout.strip() == "True []", out.stdout + out.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_failure_is_printed_although_verl_swallows_it():
     pytest.importorskip("verl")
     code = "from verl_entropy import compat\ndef boom(): raise OSError('disk on fire')\ncompat.unsupported_reason = boom\nimport verl"

@@ -126,6 +126,7 @@ def test_shellcheck_is_clean():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_dry_run_through_slurm_shows_and_checks_the_command(tmp_path):
     """The longest way: Slurm file, on_nodes.sh, launcher, launch.sh, check.py; no GPU, no Ray, nothing written."""
     pytest.importorskip("verl")
