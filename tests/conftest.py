@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW = ("engine", "env/test_conformance.py", "env/test_alfworld.py", "env/test_scienceworld.py")
+SLOW = ("engine", "cpu/test_cpu_engine.py", "env/test_conformance.py", "env/test_alfworld.py", "env/test_scienceworld.py")
 """Under this folder: what builds engines or starts simulators."""
 
 

@@ -50,15 +50,16 @@ def gpu_runs() -> str:
         if not (ROOT / "tests/gpu/results" / f"{name}.json").is_file():
             continue
         r = _gpu(name)
-        v, seconds = r["versions"], {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}
-        later = {key: statistics.median(values[1:] or values) for key, values in seconds.items() if "save" not in key and key != "step"}
-        saved = [0.0] * (len(seconds["step"]) - len(seconds.get("save_checkpoint", []))) + seconds.get("save_checkpoint", [])
-        steps = [step - save for step, save in zip(seconds["step"], saved, strict=True)]
+        v = r["versions"]
         head = f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
         active = f"{sum(r['seams'].values())} of {len(r['seams'])} seams were active."
         if name == "resume":  # of interest is that it goes on, and it may share the card
             lines.append(f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active}")
             continue
+        seconds = {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}
+        later = {key: statistics.median(seconds[key][1:]) for key in ("gen", "old_log_prob", "adv", "update_actor")}
+        saved = [0.0] * (len(seconds["step"]) - len(seconds.get("save_checkpoint", []))) + seconds.get("save_checkpoint", [])
+        steps = [step - save for step, save in zip(seconds["step"], saved, strict=True)]
         line = (
             f"{head}{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
             f"(generation {later['gen']:.1f}, old log-probs {later['old_log_prob']:.1f}, advantages {later['adv']:.1f}, "

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from verl_entropy.cpu.launch import cpu_env
 
-pytestmark = pytest.mark.slow
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

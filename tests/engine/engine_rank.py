@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -252,7 +253,8 @@ def start() -> None:
     distributed.initialize_global_process_group_ray()
 
 
-def main(model: str, out: str, *names: str) -> None:
+def main(scenario: Callable[[str, str, Path], dict], model: str, out: str, *names: str) -> None:
+    """Run the scenarios one after the other, and save what they return as this rank's results."""
     import verl.workers.engine
     import verl.workers.engine_workers  # noqa: F401  (where ppo_loss is looked up)
 
@@ -264,4 +266,4 @@ def main(model: str, out: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(scenario, *sys.argv[1:])

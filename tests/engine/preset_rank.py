@@ -120,15 +120,5 @@ def run_preset(spec: str, model: str) -> dict:
     return result
 
 
-def main(model: str, out: str, *specs: str) -> None:
-    import verl.workers.engine
-    import verl.workers.engine_workers  # noqa: F401
-
-    torch.set_num_threads(1)
-    engine_rank.start()
-    torch.save({spec: run_preset(spec, model) for spec in specs}, f"{out}.{torch.distributed.get_rank()}")
-    torch.distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    engine_rank.main(lambda spec, model, _: run_preset(spec, model), *sys.argv[1:])

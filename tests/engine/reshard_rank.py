@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from engine_rank import FULL, actor_config, build, start, update
+from engine_rank import FULL, actor_config, build, main, update
 
 
 def weights(engine) -> dict[str, torch.Tensor]:
@@ -56,16 +56,5 @@ def scenario(name: str, model: str, folder: Path) -> dict:
     return result | {"third": update(engine, actor, False, 1000) | {"weights": weights(engine)}}
 
 
-def main(model: str, out: str, *names: str) -> None:
-    import verl.workers.engine
-    import verl.workers.engine_workers  # noqa: F401  (where ppo_loss is looked up)
-
-    torch.set_num_threads(1)
-    start()
-    results = {name: scenario(name, model, Path(out).parent) for name in names}
-    torch.save(results, f"{out}.{torch.distributed.get_rank()}")
-    torch.distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(scenario, *sys.argv[1:])

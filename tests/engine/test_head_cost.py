@@ -55,7 +55,6 @@ def test_tokens_alone_have_the_loss_of_the_padded_layout():
         assert torch.equal(tokens, parts[name][mask]) and bool((parts[name][~mask] == 0).all())
 
 
-@pytest.mark.slow
 def test_overheads_measures_the_head_in_a_real_update(tmp_path):
     """On the CPU at small shapes: both updates run, the parts are there, and nothing failed."""
     pytest.importorskip("verl")

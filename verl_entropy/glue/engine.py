@@ -62,11 +62,12 @@ def has_flash_cross_entropy() -> bool:
     return bool(torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE)
 
 
-def attach_head(module: torch.nn.Module, head: SealHead, capture: dict) -> None:
+def attach_head(module: torch.nn.Module, head: SealHead) -> None:
     """Put ``head`` into ``module`` and its logits into the output, for positions given as ``seal_positions``."""
     module.add_module(HEAD, head)
     # Its own FSDP unit: own flat parameter and optimiser entry, so that it can be cut out of a checkpoint.
     module._no_split_modules = [*(module._no_split_modules or []), type(head).__name__]
+    capture: dict[str, torch.Tensor] = {}  # positions on the way in, logits on the way out
 
     def run_head(_module, _inputs, output):
         # Before lm_head and not after it, so that its backward comes later: launches of small kernels then hide behind
@@ -141,7 +142,7 @@ class EntropyEngineMixin:
             s = self._seal
             head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
             dtype = next(module.parameters()).dtype
-            attach_head(module, head.to(dtype), {})
+            attach_head(module, head.to(dtype))
         if self._ours and self.engine_config.sample and not self.engine_config.forward_only:
             module.get_decoder().register_forward_hook(self._catch_hidden)
         return module
