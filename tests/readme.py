@@ -153,6 +153,26 @@ def gpu_numerics() -> str:
     return "\n".join(lines)
 
 
+def gpu_clip() -> str:
+    """Shares clipped on each side by path, from tests/gpu/results/clip.json; nothing where it was not measured."""
+    if not (ROOT / "tests/gpu/results/clip.json").is_file():
+        return ""
+    r = _gpu("clip")
+    low, high = r["clip"]
+    lines = [
+        f"Sides of the clip ({low} below, {high} above) over {r['steps']} AdamW steps at {r['lr']:.0e} on {r['rows'] * r['tokens']:,} sampled tokens of "
+        f"SmolLM2-135M, on {r['device']}: the share clipped on each side, the tokens that fp64 treats otherwise, and the mean error of a "
+        "token's log ratio in nats. The pass in bf16 is what counts, not the dtype of its output:",
+        "",
+        "| pass | above | below | otherwise than fp64 | error |",
+        "|---|---|---|---|---|",
+    ]
+    for row in r["paths"]:
+        against = f"{100 * row['wrong']:.2f} % | {row['error']:.1e}" if "wrong" in row else "|"
+        lines.append(f"| {row['path']} | {100 * row['high']:.2f} % | {100 * row['low']:.2f} % | {against} |")
+    return "\n".join(lines)
+
+
 LEARNED = "recipes/first_look/textworld_express/results.json"
 """Written by ``python tests/gpu/learn_results.py``; absent until the runs were made."""
 
@@ -312,7 +332,7 @@ def benchmark_table() -> str:
 
 def render(text: str) -> str:
     """``text`` with its generated parts renewed."""
-    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics()]
+    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics(), gpu_clip()]
     parts = {
         "table: verl-entropy table": ("table", table.algorithms()),
         "table: verl-entropy table commands": ("commands", table.commands()),

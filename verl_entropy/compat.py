@@ -46,7 +46,11 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "ppo_loss": None,  # imported by name: the global that we rebind
         "ActorRolloutRefWorker.init_model": ("self",),
     },
-    "verl.workers.utils.losses": {"ppo_loss": ("config", "model_output", "data", "dp_group")},
+    "verl.workers.utils.losses": {
+        "ppo_loss": ("config", "model_output", "data", "dp_group"),
+        "no_padding_2_padding": None,  # imported by name: the global that we rebind
+    },
+    "verl.workers.utils.padding": {"no_padding_2_padding": ("tensor", "data")},
     "verl.workers.engine.base": {
         "EngineRegistry.register": ("model_type", "backend", "device", "vendor"),
         "EngineRegistry.get_engine_cls": ("model_type", "backend"),

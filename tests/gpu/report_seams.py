@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """report_seams.py OUT NAME STEPS: which seams were active in the run, from its metrics and last checkpoint; exit 1 if one was not.
 
-Also where a step's time went: verl's phases, and what of them the training worker waited for the queue (from NAME.log, if verl
-logged at VERL_LOGGING_LEVEL=INFO). The first step has start-up in it; the table's medians are over the later ones.
+Also where a step's time went, by verl's timers and ours. The first step has start-up in it; the table's medians are over the later ones.
 """
 
 import json
 import math
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -23,19 +21,13 @@ SEAMS = {
 
 TIMING, OURS = "timing_s/", "verl_entropy/timing_s/"
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "save_checkpoint", "update_weights")
-WAITS = {  # metric: what verl's bridge logs when a worker gets a batch from the queue, and when it has written its output there
-    "queue/old_log_prob/get": re.compile(r"Task compute_log_prob \(.*getting len_samples=.*cost time: ([\d.e-]+)"),
-    "queue/old_log_prob/put": re.compile(r"Task compute_log_prob \(.*writing to TransferQueue, cost time: ([\d.e-]+)s"),
-    "queue/update_actor/get": re.compile(r"Task update_actor \(.*getting len_samples=.*cost time: ([\d.e-]+)"),
-}
 
 
-def timings(steps: list[dict], log: str) -> dict[str, list[float]]:
-    """Seconds per step: verl's timers, ours, the rest of the step, and the worker's waits for the queue."""
+def timings(steps: list[dict]) -> dict[str, list[float]]:
+    """Seconds per step: verl's timers, ours, and the rest of the step."""
     keys = [key for key in dict.fromkeys(key for step in steps for key in step) if key.startswith((TIMING, OURS))]
     found = {key: [float(step[key]) for step in steps if key in step] for key in keys}
     found[TIMING + "rest"] = [step[TIMING + "step"] - sum(step.get(TIMING + phase, 0.0) for phase in PHASES) for step in steps]
-    found |= {TIMING + name: [float(seconds) for seconds in pattern.findall(log)] for name, pattern in WAITS.items()}
     return {key: [round(value, 3) for value in values] for key, values in found.items() if values}
 
 
@@ -63,7 +55,7 @@ def main(out: str, name: str, last: str) -> int:
     shard = torch.load(next((saved / "actor").glob("model_*_rank_0.pt")), map_location="cpu", weights_only=False)
     rows["head in the checkpoint"] = any("seal_head" in key for key in shard)
     rows["state beside the checkpoint"] = (saved / "verl_entropy.json").is_file()
-    timing = timings(steps, (folder / f"{name}.log").read_text(errors="replace"))
+    timing = timings(steps)
     result = describe() | {
         "steps": [int(step.get("training/global_step", 0)) for step in steps],
         "rows": [step.get("verl_entropy/rows", step.get("verl_entropy/turns")) for step in steps],

@@ -4,19 +4,21 @@
 #   usage: run.sh MODEL OUT [STAGE...]
 #
 # Stages, all of them by default:
-#   seams      verl's trainer with vLLM, three steps with every seam in use (seams.sh)
+#   seams      verl's trainer with vLLM, four steps with every seam in use (seams.sh)
 #   resume     the same run resumed from its checkpoint, under colocate_async
-#   engine     the engine's tests on the card, every preset's update among them
+#   presets    an update with every preset on the card
+#   engine     the engine's other tests on the card
 #   kernels    the Triton kernels against float64
 #   numerics   log-prob and entropy against float64, by path and dtype
+#   clip       what 16-bit passes do to the two sides of the clip
 #   head       what SEAL's head costs an update
 #   overheads  memory and time of entropy with gradient by path
-# engine and kernels run beside seams and resume, numerics beside resume, and the last two alone at the end, because they time. A stage that
-# fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a
-# training installation.
+# presets and kernels run while seams starts (its steps are timed), engine, numerics and clip beside resume, and the last two alone at the end, because
+# they time. A stage that fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest
+# besides a training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all=(seams resume engine kernels numerics head overheads)
+all=(seams resume presets engine kernels numerics clip head overheads)
 usage="usage: run.sh MODEL OUT [$(IFS='|'; echo "${all[*]}")...]"
 model=${1:?$usage}
 out=$(realpath -m "${2:?$usage}")
@@ -44,35 +46,34 @@ run() {
   [ "$code" = 0 ] || tail -20 "$out/$stage.out"
 }
 
-tests() {
-  VERL_ENTROPY_TEST_DEVICE=cuda python3 -m pytest -c "$here/../pytest.ini" --rootdir "$here/.." -p no:cacheprovider --junitxml "$out/$1.xml" "$here/../$2"
+tests() { # STAGE FILE... [PYTEST OPTIONS...], files from the folder of the tests
+  local stage=$1
+  shift
+  (cd "$here/.." && VERL_ENTROPY_TEST_DEVICE=cuda python3 -m pytest -c pytest.ini --rootdir . -p no:cacheprovider --junitxml "$out/$stage.xml" "$@")
 }
 
 seams() {
   rm -rf "$out/checkpoints"  # of an earlier call: verl would go on from it
-  bash "$here/seams.sh" "$model" "$out"
+  STEPS=4 bash "$here/seams.sh" "$model" "$out"
 }
 
 resume() {
   [ -d "$out/checkpoints" ] || { echo "no checkpoint in $out: run the stage seams first"; return 1; }
-  NAME=resume STEPS=5 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async
-}
-
-# vLLM measures the card's free memory while it starts and fails where another process frees some meanwhile.
-when_resume_trains() {
-  while kill -0 "$1" 2> /dev/null && [ ! -s "$out/resume.jsonl" ]; do sleep 1; done
+  NAME=resume STEPS=6 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async
 }
 
 {
-  run engine tests engine engine
   run kernels tests kernels numerics/test_kernels.py
+  run presets tests presets engine/test_presets_engine.py
 } & beside=$!
 run seams seams
-rm -f "$out/resume.jsonl"
-run resume resume & resumed=$!
-when_resume_trains "$resumed"
-run numerics python3 "$here/numerics.py" --json "$out/numerics.json"
-wait "$resumed"
+wait "$beside"
+{
+  run numerics python3 "$here/numerics.py" --json "$out/numerics.json"
+  run clip python3 "$here/clip_sides.py" "$model" --json "$out/clip.json"
+  run engine tests engine engine --ignore engine/test_presets_engine.py
+} & beside=$!
+run resume resume
 wait "$beside"
 run head python3 "$here/overheads.py" --sections head --models Qwen2.5-1.5B --json "$out/head.json"
 run overheads python3 "$here/overheads.py" --sections entropy --json "$out/overheads.json"

@@ -7,11 +7,12 @@
 # A step has 32 x 8 episodes of up to 4 turns: 1,024 short rows. Run again with another NAME and more STEPS it resumes.
 # Rows are packed (ATTENTION=varlen, or flash_attention_2 where it is installed); ATTENTION=sdpa pads them.
 # Most of the time on one H100 or H200 is verl's start. What keeps it and a step short, and is not verl's default:
-#   vLLM         CUDA graphs of the decode step at six sizes, without torch.compile; a prefill of the whole batch in few passes;
+#   vLLM         CUDA graphs without torch.compile: whole ones for decode steps, and ones that stop at attention for steps in which
+#                some episodes begin a turn while others are in one (VLLM_USE_BREAKABLE_CUDAGRAPH; without it these steps, nearly
+#                all of them here, run kernel by kernel); a KV cache of fixed size, so that others may use the card while it starts;
 #                no partial outputs, which verl does not read
 #   processes    no reward workers (the agent loop gives the score), no Ray dashboard, two storage units of the queue
 #   polling      the replay buffer looks for finished episodes every 0.1 s, not every 2 s
-# VERL_LOGGING_LEVEL=INFO has the training worker log how long it waits for the queue; NAME.json has it beside verl's timings.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${1:?usage: seams.sh MODEL OUT [OVERRIDES...]}
@@ -24,7 +25,7 @@ steps=${STEPS:-3}
 mkdir -p "$out"
 python3 "$here/make_data.py" "$out" 256
 export VERL_FILE_LOGGER_PATH=$out/$name.jsonl RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
-export VERL_LOGGING_LEVEL=INFO RAY_DEDUP_LOGS=0
+export RAY_DEDUP_LOGS=0 VLLM_USE_BREAKABLE_CUDAGRAPH=1
 python3 -m verl.trainer.main_ppo \
   "+entropy=[gigpo,aem,seal,epo]" \
   trainer.use_v1=True trainer.n_gpus_per_node=1 trainer.nnodes=1 "trainer.logger=[console,file]" \
@@ -38,9 +39,10 @@ python3 -m verl.trainer.main_ppo \
   actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=32 \
   actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536 \
   actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=131072 \
-  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
-  actor_rollout_ref.rollout.enforce_eager=False "actor_rollout_ref.rollout.cudagraph_capture_sizes=[8,32,64,128,192,256]" \
-  "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}" \
+  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
+  actor_rollout_ref.rollout.enforce_eager=False "actor_rollout_ref.rollout.cudagraph_capture_sizes=[8,32,64,128,192,256,320,384,448,512,640,768,896,1024,1280,1536,2048]" \
+  "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_AND_PIECEWISE}" \
+  +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=8000000000 \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval=64 actor_rollout_ref.rollout.max_num_seqs=256 actor_rollout_ref.rollout.max_num_batched_tokens=32768 \
   actor_rollout_ref.rollout.agent.num_workers=8 reward.num_workers=0 \
   transfer_queue.backend.SimpleStorage.num_data_storage_units=2 +ray_kwargs.ray_init.include_dashboard=False \

@@ -51,6 +51,13 @@ def numerics(folder: Path, stage: str) -> str:
     return f"ours within {worst:.0e} nats of fp64; {sum('failed' in row for row in rows)} of {len(rows)} rows could not run"
 
 
+def clip(folder: Path, stage: str) -> str:
+    paths = {row["path"]: row for row in json.loads((folder / f"{stage}.json").read_text())["paths"]}
+    if paths["fp32"]["wrong"] > 1e-3:
+        raise StageFailed(f"fp32 clips {paths['fp32']['wrong']:.2%} of the tokens otherwise than fp64")
+    return f"clipped otherwise than by fp64: bf16 {paths['bf16, this package']['wrong']:.2%}, fp16 {paths['fp16, this package']['wrong']:.2%}"
+
+
 def overheads(folder: Path, stage: str) -> str:
     r = json.loads((folder / f"{stage}.json").read_text())
     ours = [row for row in r["entropy"] if row["path"] == "this package" and row["ms"] is not None]
@@ -71,9 +78,11 @@ def head(folder: Path, stage: str) -> str:
 STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
     "seams": ("verl's trainer with vLLM, every seam", training),
     "resume": ("resumed, colocate_async", training),
-    "engine": ("engine's tests, every preset", tests),
+    "presets": ("an update with every preset", tests),
+    "engine": ("the engine's other tests", tests),
     "kernels": ("Triton kernels against fp64", tests),
     "numerics": ("log-prob and entropy against fp64", numerics),
+    "clip": ("sides of the clip in 16 bits", clip),
     "head": ("what SEAL's head costs an update", head),
     "overheads": ("memory and time of entropy with gradient", overheads),
 }

@@ -25,7 +25,6 @@ echo '{"seams": {"a": true}, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$s
 """
 SCRIPT = """import pathlib, sys
 target = pathlib.Path(sys.argv[-1])
-print("trains" if (target.parent / "resume.jsonl").exists() else "before")
 target.write_text('{}')
 """
 QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -51,11 +50,12 @@ def checkout(tmp_path):
     (gpu.parent / "pytest.ini").write_text("[pytest]\n")
     (gpu / "seams.sh").write_text(SEAMS)
     head = {"model": "m", "head_ms": 5.0, "update_ms": 1000.0, "head_share": 0.005}
-    for name, result in (("numerics", {"rows": [ROW]}), ("overheads", {"entropy": [ROW], "head": [head]})):
+    clip = {"paths": [{"path": path, "wrong": 1e-4} for path in ("fp32", "bf16, this package", "fp16, this package")]}
+    for name, result in (("numerics", {"rows": [ROW]}), ("clip_sides", clip), ("overheads", {"entropy": [ROW], "head": [head]})):
         (gpu / f"{name}.py").write_text(SCRIPT.format(json.dumps(result)))
-    (gpu.parent / "engine/test_it.py").write_text(
-        "import os\ndef test(): assert os.environ['VERL_ENTROPY_TEST_DEVICE'] == 'cuda'\n"
-    )
+    on_cuda = "import os\ndef test(): assert os.environ['VERL_ENTROPY_TEST_DEVICE'] == 'cuda'\n"
+    (gpu.parent / "engine/test_it.py").write_text(on_cuda)
+    (gpu.parent / "engine/test_presets_engine.py").write_text(f"{on_cuda}def test_too(): pass\n")
     (gpu.parent / "numerics/test_kernels.py").write_text("def test(): pass\n")
     return tmp_path
 
@@ -70,19 +70,20 @@ def call(checkout, *stages, model="model"):
 def test_all_stages_run_and_the_table_has_them(checkout):
     done, run = call(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ["seams", "resume", "engine", "kernels", "numerics", "head", "overheads"]
+    names = ["seams", "resume", "presets", "engine", "kernels", "numerics", "clip", "head", "overheads"]
     assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
     assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
-    table = done.stdout.splitlines()[-9:]
-    assert table[0].split() == ["stage", "what", "result", "seconds"] and "7 of 7 stages passed" in table[-1]
+    table = done.stdout.splitlines()[-11:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "9 of 9 stages passed" in table[-1]
     assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
-    assert (checkout / "out/numerics.out").read_text() == "trains\n"  # not while vLLM measures free memory
+    said = {row["stage"]: row["result"] for row in run["stages"]}
+    assert said["presets"] == "2 passed, 0 failed, 0 skipped" and said["engine"] == "1 passed, 0 failed, 0 skipped"
 
 
 def test_a_stage_that_fails_stops_no_other(checkout):
     (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
     done, run = call(checkout, model="broken")
-    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 7
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 9
     said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
     assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
     assert "exit code" in said["seams"] or "no result" in said["seams"]
@@ -104,6 +105,7 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
         ("numerics", {"rows": [ROW, FAILED_ROW]}, "1 of our 2 rows failed"),
         ("numerics", {}, "no result (KeyError)"),
         ("overheads", {"entropy": [ROW | {"ms": None}]}, "no time of this package's path"),
+        ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),
         ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
     ],
 )
@@ -125,6 +127,24 @@ def test_shellcheck_is_clean():
         pytest.skip("no shellcheck")
     done = subprocess.run([program, "--severity=warning", *GPU.glob("*.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_sides_of_the_clip_on_a_small_model(tmp_path):
+    pytest.importorskip("verl")
+    sys.path.insert(0, str(GPU.parent / "cpu"))
+    import tiny_llama
+
+    sys.path.remove(str(GPU.parent / "cpu"))
+    tiny_llama.save(tmp_path / "model")
+    settings = tmp_path / "model/tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+    command = [sys.executable, GPU / "clip_sides.py", tmp_path / "model", "--rows", "4", "--tokens", "6", "--json", tmp_path / "c.json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    exact, fp32, *half = json.loads((tmp_path / "c.json").read_text())["paths"]
+    assert exact["path"] == "fp64" and fp32["path"] == "fp32" and fp32["wrong"] == 0 and fp32["largest_error"] < 1e-4
+    assert len(half) == 6 and all(row["error"] > fp32["error"] for row in half)
 
 
 # ----------------------------------------------------------------------------- learn_results.py

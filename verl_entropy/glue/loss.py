@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from verl_entropy.glue import loss_side
-from verl_entropy.glue.context import LossContext, use_loss
+from verl_entropy.glue.context import LossContext, has_loss, loss, use_loss
 from verl_entropy.glue.loss_tools import response_RT
 from verl_entropy.glue.trainer_keys import NUM_ROWS, WORKER_INFO
 from verl_entropy.losses.clip import masked_log_ratio
@@ -95,8 +95,27 @@ def _metrics(ctx: LossContext) -> dict:
     return metrics
 
 
+def _slice_at_once(module: ModuleType) -> None:
+    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's ``ppo_loss`` calls it."""
+    original = module.no_padding_2_padding
+
+    @functools.wraps(original)
+    def no_padding_2_padding(tensor, data):
+        # one-dimensional rows as wide as our own columns; a stock loss, a critic and anything else go verl's way
+        ours = has_loss() and data is loss().micro_batch and "max_response_len" not in data.keys()
+        values = tensor.values() if tensor.is_nested else tensor
+        if not ours or values.dim() != 1:
+            return original(tensor, data)
+        return response_RT(values, data, loss().mask_RT.shape[1])
+
+    module.no_padding_2_padding = no_padding_2_padding
+
+
 def wrap(module: ModuleType) -> None:
     """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
+    from verl.workers.utils import losses
+
+    _slice_at_once(losses)
     original = module.ppo_loss
 
     @functools.wraps(original)
@@ -107,12 +126,12 @@ def wrap(module: ModuleType) -> None:
         ctx = _context(plan, model_output, data)
         _move_clip(config, ctx)
         with use_loss(ctx):
-            loss, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+            total, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
         _clip_sides(config, ctx)
         for term in loss_side.extra_terms(ctx):
-            loss = loss + term
+            total = total + term
         metrics.update(_metrics(ctx))
-        return loss, metrics
+        return total, metrics
 
     ppo_loss.verl_entropy = True
     module.ppo_loss = ppo_loss
