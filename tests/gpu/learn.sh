@@ -30,11 +30,13 @@ recipe=first_look/textworld_express=grpo
 data=$out/data/textworld_express
 mkdir -p "$out/runs"
 cd "$root"
-export RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
+export RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false VLLM_USE_BREAKABLE_CUDAGRAPH=1
 
-# Packed rows without flash-attn; the model is small enough to keep its activations.
+# Packed rows without flash-attn; the model is small enough to keep its activations. CUDA graphs as in seams.sh.
 fast=(actor_rollout_ref.model.use_remove_padding=True +actor_rollout_ref.model.override_config.attn_implementation=varlen
-  actor_rollout_ref.model.enable_gradient_checkpointing=False)
+  actor_rollout_ref.model.enable_gradient_checkpointing=False
+  actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_AND_PIECEWISE
+  "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,96,128,192,256,384,512,768,1024]")
 
 make_data() {
   [ ! -f "$data/train_expert.parquet" ] || return 0
