@@ -74,6 +74,10 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
     "verl.utils.tensordict_utils": {"index_select_tensor_dict": ("batch", "indices")},
+    "verl.utils.seqlen_balancing": {"get_seqlen_balanced_partitions": ("seqlen_list",)},
+    "verl.workers.rollout.vllm_rollout.vllm_rollout": {"ServerAdapter.__init__": ("self",)},
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": {"vLLMHttpServer.__init__": ("self",)},
+    "verl.workers.rollout.vllm_rollout.utils": {"vLLMColocateWorkerExtension._get_zmq_handle": ("self",)},
     "transfer_queue.interface": {
         "kv_batch_get": ("keys", "partition_id", "select_fields"),
         "kv_batch_put": ("keys", "partition_id", "fields"),

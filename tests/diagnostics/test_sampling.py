@@ -94,3 +94,19 @@ def test_what_is_packed_by_row_is_unpacked_by_trajectory():
     assert [len(row) for row in packed] == [1, 5, 1, 5, 5, 1]
     back = sampling.unpack(packed, lead, 3)
     assert torch.equal(back[0], gram) and torch.equal(back[1], mean)
+
+
+@pytest.mark.parametrize("margin", [5.0, 15.0, 25.0])
+def test_gradients_of_a_sure_policy_keep_their_lengths_and_angles(margin):
+    g = torch.Generator().manual_seed(4)
+    tokens, hidden = torch.randint(0, 300, (24,), generator=g), torch.randn(24, 8, generator=g)
+    logits = torch.randn(24, 300, generator=g)
+    logits.scatter_add_(1, tokens[:, None], torch.full((24, 1), margin))
+    trajectory = torch.arange(24) // 6
+    gram = interference_gram(logits, tokens, hidden, trajectory, 4).double()
+    q = -logits.double().softmax(-1)
+    q.scatter_add_(1, tokens[:, None], torch.ones(24, 1, dtype=torch.float64))
+    summed = torch.zeros(4, 300, 8, dtype=torch.float64).index_add(0, trajectory, q[:, :, None] * hidden.double()[:, None])
+    exact = torch.einsum("ivd,jvd->ij", summed, summed)
+    length = exact.diagonal().sqrt()
+    torch.testing.assert_close(gram / (length[:, None] * length), exact / (length[:, None] * length), rtol=0, atol=1e-4)

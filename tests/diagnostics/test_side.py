@@ -92,6 +92,25 @@ def test_interference_is_between_the_rollouts_of_a_prompt():
     torch.testing.assert_close(distances, torch.cdist(states, states), rtol=1e-3, atol=1e-3)  # all of 5 dimensions are kept
 
 
+def test_the_cosine_of_gradients_without_length_is_left_out():
+    group = torch.tensor([0, 0, 0, 1, 1])
+    gram = torch.zeros(5, 5)
+    gram[:2, :2] = torch.tensor([[4.0, -1.0], [-1.0, 1.0]])
+    gram[2, 2], gram[0, 2], gram[2, 0] = -1e-9, 1e-4, 1e-4  # rounding noise of a trajectory that the policy was sure of
+    gram[3, 4] = gram[4, 3] = 1e-8
+    assert diagnostics_side._cosine(gram, group) == pytest.approx(-0.5)
+    assert np.isnan(diagnostics_side._cosine(torch.zeros(5, 5), group))
+
+
+def test_a_step_that_was_sampled_with_other_weights_is_said_once(tmp_path, capsys):
+    side = opened(tmp_path)
+    for step, gap in enumerate((0.002, 0.166, 0.14, 0.002, 0.08), 1):
+        side.finish(step, {"training/rollout_probs_diff_mean": gap})
+    side.finish(6, {})
+    said = [line for line in capsys.readouterr().err.splitlines() if "other weights than the trainer" in line]
+    assert [line.split("step ")[1].split(":")[0] for line in said] == ["2", "5"]
+
+
 def _weights(turns):
     """Share of each turn in the tokens of its trajectory."""
     for j in range(turns.num_trajectories):

@@ -24,6 +24,9 @@ SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
 COORDINATES = 8
 """Principal components of a trajectory's representation that the run file keeps: a picture needs two."""
 
+OTHER_POLICY = 0.05
+"""Mean difference of probabilities beyond rounding: bf16 gives .006 and less, a run that sampled with another's weights .08 to .17."""
+
 
 class DiagnosticsSide:
     """Everything of one run; the trainer's wrapper calls it."""
@@ -39,6 +42,7 @@ class DiagnosticsSide:
         self._last_step: int | None = None
         self._action = "none"
         self._seconds = 0.0
+        self._differs = False
 
     # ------------------------------------------------------------------ sample
 
@@ -147,11 +151,24 @@ class DiagnosticsSide:
     def finish(self, step: int, metrics: dict[str, Any]) -> None:
         """The end of a step: everything that verl is going to log goes into the run file."""
         start = time.perf_counter()
+        self._compare_policies(step, metrics)
         metrics[live.PREFIX + "timing_s/diagnostics"] = self._seconds
         self._seconds = 0.0
         self.write(step, metrics, self._columns, self._samples)
         self._columns, self._samples = None, []
         self._seconds += time.perf_counter() - start  # counted in the next step
+
+    def _compare_policies(self, step: int, metrics: dict[str, Any]) -> None:
+        """Warn, once per stretch of steps, when the sampled tokens are another policy's than the one that is trained."""
+        gap = metrics.get("training/rollout_probs_diff_mean")
+        differs = gap is not None and gap > OTHER_POLICY
+        if differs and not self._differs:
+            plugin.say(
+                f"WARNING: step {step}: probabilities of the sampled tokens differ by {gap:.2g} in the mean between rollout and trainer "
+                "(bf16: below .01). The rollout engine has other weights than the trainer: if several runs share this host, see that "
+                "each has the plugin or a Ray job id of its own; otherwise compare dtypes and quantisation of the two."
+            )
+        self._differs = differs
 
     def write(self, step: int, metrics: dict[str, Any], columns=None, samples=None) -> None:
         """Store a step; a full or lost disk ends the run file, not the training."""
@@ -253,11 +270,12 @@ def sampled_metrics(
 
 
 def _cosine(gram_JJ: torch.Tensor, group_J: torch.Tensor) -> float:
-    """Mean cosine of different gradients of a group; NaN without such a pair."""
-    norm_J = gram_JJ.diagonal().clamp_min(0.0).sqrt()
+    """Mean cosine of different gradients of a group, of those that have a length; NaN without such a pair."""
+    norm_J = gram_JJ.double().diagonal().clamp_min(0.0).sqrt()
     pairs = (group_J.unsqueeze(0) == group_J.unsqueeze(1)).fill_diagonal_(False)
-    cosine = gram_JJ / (norm_J.unsqueeze(0) * norm_J.unsqueeze(1)).clamp_min(torch.finfo(gram_JJ.dtype).tiny)
-    return float(cosine[pairs].mean()) if bool(pairs.any()) else float("nan")
+    pairs &= (norm_J > 0).unsqueeze(0) & (norm_J > 0).unsqueeze(1)
+    cosine = gram_JJ.double()[pairs] / (norm_J.unsqueeze(0) * norm_J.unsqueeze(1))[pairs]
+    return float(cosine.clamp(-1.0, 1.0).mean()) if bool(pairs.any()) else float("nan")
 
 
 def _coordinates(mean_JD: torch.Tensor) -> list[list[float]]:

@@ -7,7 +7,9 @@ verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, ke
 verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
 verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
 verl.utils.tensordict_utils                cut our batches in whole columns                   rows.py
+verl.utils.seqlen_balancing                balance rows on plain numbers                      balance.py
 transfer_queue, transfer_queue.client      fewer and cheaper calls of the queue              queue.py
+verl.workers.rollout.vllm_rollout          a socket of its own for a run's weights            weights.py
 verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
 transformers.modeling_utils                attn_implementation=varlen                         attention.py
 verl.utils.model, verl.utils.ulysses       the same under verl                                attention.py
@@ -47,6 +49,24 @@ def _tensordict_utils(module: ModuleType) -> None:
     from verl_entropy.glue import rows
 
     rows.wrap(module)
+
+
+def _seqlen_balancing(module: ModuleType) -> None:
+    from verl_entropy.glue import balance
+
+    balance.wrap(module)
+
+
+def _vllm_adapter(module: ModuleType) -> None:
+    from verl_entropy.glue import weights
+
+    weights.wrap_sender(module)
+
+
+def _vllm_server(module: ModuleType) -> None:
+    from verl_entropy.glue import weights
+
+    weights.wrap_server(module)
 
 
 def _transfer_queue(module: ModuleType) -> None:
@@ -100,6 +120,9 @@ CALLBACKS = {
     "transfer_queue.client": _transfer_queue_client,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp,
     "verl.utils.tensordict_utils": _tensordict_utils,
+    "verl.utils.seqlen_balancing": _seqlen_balancing,
+    "verl.workers.rollout.vllm_rollout.vllm_rollout": _vllm_adapter,
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": _vllm_server,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
     "transformers.modeling_utils": _transformers,
     "verl.utils.model": _model,
