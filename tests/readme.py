@@ -39,11 +39,12 @@ def _gpu(name: str) -> dict:
 
 
 def gpu_runs() -> str:
-    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume}.json, those that are there."""
+    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16}.json, those that are there."""
     what = {
         "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
         "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
         "resume": "Resumed from a checkpoint under `colocate_async`",
+        "fp16": "Trainer and vLLM in fp16",
     }
     lines = []
     for name, means in what.items():
@@ -53,6 +54,10 @@ def gpu_runs() -> str:
         v = r["versions"]
         head = f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
         active = f"{sum(r['seams'].values())} of {len(r['seams'])} seams were active."
+        if name == "fp16":
+            gap, bf16 = r["rollout_probs_diff_mean"], _gpu("seams")["rollout_probs_diff_mean"]
+            lines.append(f"{head}probabilities of the two {gap:.1e} apart in the mean, against {bf16:.1e} in bf16. {active}")
+            continue
         if name == "resume":  # of interest is that it goes on, and it may share the card
             lines.append(f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active}")
             continue

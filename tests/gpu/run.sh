@@ -6,6 +6,7 @@
 # Stages, all of them by default:
 #   seams      verl's trainer with vLLM, four steps with every seam in use (seams.sh)
 #   resume     the same run resumed from its checkpoint, under colocate_async
+#   fp16       two steps with trainer and vLLM in fp16
 #   presets    an update with every preset on the card
 #   engine     the engine's other tests on the card
 #   kernels    the Triton kernels against float64
@@ -13,12 +14,12 @@
 #   clip       what 16-bit passes do to the two sides of the clip
 #   head       what SEAL's head costs an update
 #   overheads  memory and time of entropy with gradient by path
-# presets and kernels run while seams starts (its steps are timed), engine, numerics and clip beside resume, and the last two alone at the end, because
+# presets and kernels run while seams starts (its steps are timed), fp16 and the tests beside resume, and the last two alone at the end, because
 # they time. A stage that fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest
 # besides a training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all=(seams resume presets engine kernels numerics clip head overheads)
+all=(seams resume fp16 presets engine kernels numerics clip head overheads)
 usage="usage: run.sh MODEL OUT [$(IFS='|'; echo "${all[*]}")...]"
 model=${1:?$usage}
 out=$(realpath -m "${2:?$usage}")
@@ -62,6 +63,14 @@ resume() {
   NAME=resume STEPS=6 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async
 }
 
+fp16() { # with smaller micro-batches and cache, since it shares the card
+  local actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout
+  NAME=fp16 STEPS=2 bash "$here/seams.sh" "$model" "$out/fp16" "++$actor.fsdp_config.mixed_precision.param_dtype=fp16" "$rollout.dtype=float16" \
+    "$actor.ppo_max_token_len_per_gpu=16384" "$rollout.log_prob_max_token_len_per_gpu=32768" \
+    "$rollout.gpu_memory_utilization=0.1" "$rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4000000000"
+  cp "$out/fp16/fp16.json" "$out"
+}
+
 {
   run kernels tests kernels numerics/test_kernels.py
   run presets tests presets engine/test_presets_engine.py
@@ -73,8 +82,9 @@ wait "$beside"
   run clip python3 "$here/clip_sides.py" "$model" --json "$out/clip.json"
   run engine tests engine engine --ignore engine/test_presets_engine.py
 } & beside=$!
+run fp16 fp16 & half=$!
 run resume resume
-wait "$beside"
+wait "$beside" "$half"
 run head python3 "$here/overheads.py" --sections head --models Qwen2.5-1.5B --json "$out/head.json"
 run overheads python3 "$here/overheads.py" --sections entropy --json "$out/overheads.json"
 python3 "$here/stages.py" "$out" $((SECONDS - begin))

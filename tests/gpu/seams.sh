@@ -45,7 +45,7 @@ python3 -m verl.trainer.main_ppo \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=8000000000 \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval=64 actor_rollout_ref.rollout.max_num_seqs=256 actor_rollout_ref.rollout.max_num_batched_tokens=32768 \
   actor_rollout_ref.rollout.agent.num_workers=8 reward.num_workers=0 \
-  transfer_queue.backend.SimpleStorage.num_data_storage_units=2 +ray_kwargs.ray_init.include_dashboard=False \
+  transfer_queue.backend.SimpleStorage.num_data_storage_units=2 +ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.address=local \
   +trainer.v1.sampler.sampler_kwargs.poll_interval=0.1 \
   actor_rollout_ref.rollout.prompt_length=1024 actor_rollout_ref.rollout.response_length=64 \
   actor_rollout_ref.rollout.max_model_len=1152 actor_rollout_ref.rollout.tensor_model_parallel_size=1 \

@@ -41,6 +41,14 @@ def training(folder: Path, stage: str) -> str:
     return f"{said}, last {r['timing_s']['timing_s/step'][-1]:.1f} s"
 
 
+def fp16(folder: Path, stage: str) -> str:
+    gap = json.loads((folder / f"{stage}.json").read_text())["rollout_probs_diff_mean"]
+    said = f"{training(folder, stage)}, probabilities of trainer and vLLM {gap:.1e} apart in the mean"
+    if not gap < 0.01:
+        raise StageFailed(said)
+    return said
+
+
 def numerics(folder: Path, stage: str) -> str:
     rows = json.loads((folder / f"{stage}.json").read_text())["rows"]
     ours = [row for row in rows if row["path"].startswith("this package")]
@@ -78,6 +86,7 @@ def head(folder: Path, stage: str) -> str:
 STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
     "seams": ("verl's trainer with vLLM, every seam", training),
     "resume": ("resumed, colocate_async", training),
+    "fp16": ("trainer and vLLM in fp16", fp16),
     "presets": ("an update with every preset", tests),
     "engine": ("the engine's other tests", tests),
     "kernels": ("Triton kernels against fp64", tests),

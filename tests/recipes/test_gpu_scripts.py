@@ -21,7 +21,7 @@ mkdir -p "$out/checkpoints"
 sleep 1
 echo '{}' > "$out/$name.jsonl"
 steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
-echo '{"seams": {"a": true}, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$steps}" > "$out/$name.json"
+echo '{"seams": {"a": true}, "rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$steps}" > "$out/$name.json"
 """
 SCRIPT = """import pathlib, sys
 target = pathlib.Path(sys.argv[-1])
@@ -70,11 +70,11 @@ def call(checkout, *stages, model="model"):
 def test_all_stages_run_and_the_table_has_them(checkout):
     done, run = call(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ["seams", "resume", "presets", "engine", "kernels", "numerics", "clip", "head", "overheads"]
+    names = ["seams", "resume", "fp16", "presets", "engine", "kernels", "numerics", "clip", "head", "overheads"]
     assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
     assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
-    table = done.stdout.splitlines()[-11:]
-    assert table[0].split() == ["stage", "what", "result", "seconds"] and "9 of 9 stages passed" in table[-1]
+    table = done.stdout.splitlines()[-12:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "10 of 10 stages passed" in table[-1]
     assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
     said = {row["stage"]: row["result"] for row in run["stages"]}
     assert said["presets"] == "2 passed, 0 failed, 0 skipped" and said["engine"] == "1 passed, 0 failed, 0 skipped"
@@ -83,7 +83,7 @@ def test_all_stages_run_and_the_table_has_them(checkout):
 def test_a_stage_that_fails_stops_no_other(checkout):
     (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
     done, run = call(checkout, model="broken")
-    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 9
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 10
     said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
     assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
     assert "exit code" in said["seams"] or "no result" in said["seams"]
@@ -105,6 +105,11 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
         ("numerics", {"rows": [ROW, FAILED_ROW]}, "1 of our 2 rows failed"),
         ("numerics", {}, "no result (KeyError)"),
         ("overheads", {"entropy": [ROW | {"ms": None}]}, "no time of this package's path"),
+        (
+            "fp16",
+            {"seams": {"a": True}, "steps": [1, 2], "rollout_probs_diff_mean": 0.04, **STEPS},
+            "trainer and vLLM 4.0e-02 apart",
+        ),
         ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),
         ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
     ],
