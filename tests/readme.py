@@ -91,10 +91,15 @@ def gpu_stages() -> str:
     if not path.is_file():
         return ""
     r = json.loads(path.read_text())
-    lines = [f"All stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:", ""]
+    lines = [
+        f"All stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:",
+        "",
+    ]
     lines += ["| stage | what | result | s |", "|---|---|---|---|"]
     for row in r["stages"]:
-        lines.append(f"| {row['stage']} | {row['what']} | {'' if row['passed'] else 'failed: '}{row['result']} | {row['seconds']} |")
+        lines.append(
+            f"| {row['stage']} | {row['what']} | {'' if row['passed'] else 'failed: '}{row['result']} | {row['seconds']} |"
+        )
     return "\n".join(lines)
 
 
@@ -111,7 +116,9 @@ def gpu_entropy() -> str:
     for row in r["entropy"]:
         if row["tokens"] not in (16_384, 65_536) or "SmolLM" in row["model"]:
             continue
-        cells = ("does not fit", "", "") if row["ms"] is None else (f"{row['ms']:.1f}", f"{row['kept']:.1f}", f"{row['peak']:.1f}")
+        cells = (
+            ("does not fit", "", "") if row["ms"] is None else (f"{row['ms']:.1f}", f"{row['kept']:.1f}", f"{row['peak']:.1f}")
+        )
         lines.append(f"| {row['path']} | {row['vocab']:,} | {row['tokens']:,} | {' | '.join(cells)} |")
     lines += ["", "In every row log-prob is this package's; verl's own is a Python loop over rows where flash-attn is missing."]
     return "\n".join(lines)
@@ -165,9 +172,9 @@ def gpu_clip() -> str:
     r = _gpu("clip")
     low, high = r["clip"]
     lines = [
-        f"Sides of the clip ({low} below, {high} above) over {r['steps']} AdamW steps at {r['lr']:.0e} on {r['rows'] * r['tokens']:,} sampled tokens of "
-        f"SmolLM2-135M, on {r['device']}: the share clipped on each side, the tokens that fp64 treats otherwise, and the mean error of a "
-        "token's log ratio in nats. The pass in bf16 is what counts, not the dtype of its output:",
+        f"Sides of the clip ({low} below, {high} above) over {r['steps']} AdamW steps at {r['lr']:.0e} on {r['rows'] * r['tokens']:,} "
+        f"sampled tokens of SmolLM2-135M, on {r['device']}: the share clipped on each side, the tokens that fp64 treats otherwise, and "
+        "the mean error of a token's log ratio in nats:",
         "",
         "| pass | above | below | otherwise than fp64 | error |",
         "|---|---|---|---|---|",
@@ -337,7 +344,8 @@ def benchmark_table() -> str:
 
 def render(text: str) -> str:
     """``text`` with its generated parts renewed."""
-    results = [quickstart_table(), learning(), benchmark_table(), gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics(), gpu_clip()]
+    on_a_gpu = [gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics(), gpu_clip()]
+    results = [quickstart_table(), learning(), benchmark_table(), *on_a_gpu]
     parts = {
         "table: verl-entropy table": ("table", table.algorithms()),
         "table: verl-entropy table commands": ("commands", table.commands()),

@@ -8,7 +8,7 @@ import types
 import pytest
 
 pytest.importorskip("verl")
-ray = pytest.importorskip("ray")
+import ray
 
 from verl_entropy import compat
 from verl_entropy.glue import weights

@@ -144,7 +144,17 @@ def test_sides_of_the_clip_on_a_small_model(tmp_path):
     settings = tmp_path / "model/tokenizer_config.json"
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
-    command = [sys.executable, GPU / "clip_sides.py", tmp_path / "model", "--rows", "4", "--tokens", "6", "--json", tmp_path / "c.json"]
+    command = [
+        sys.executable,
+        GPU / "clip_sides.py",
+        tmp_path / "model",
+        "--rows",
+        "4",
+        "--tokens",
+        "6",
+        "--json",
+        tmp_path / "c.json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     exact, fp32, *half = json.loads((tmp_path / "c.json").read_text())["paths"]
@@ -216,7 +226,11 @@ def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monk
     monkeypatch.setattr(readme, "learned", lambda: json.loads((to / "results.json").read_text()))
     top, recipe = readme.render(text), readme.render_recipe(text)
     for page in (top, recipe):
-        assert "| grpo | plain | 90 of 100 | 0.00 -> 0.99 (step 90) |" in page and "eruption, from step 3" in page and "single seed" in page
+        assert (
+            "| grpo | plain | 90 of 100 | 0.00 -> 0.99 (step 90) |" in page
+            and "eruption, from step 3" in page
+            and "single seed" in page
+        )
         assert (
             "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page and "card, torch 2, commit abc" in page
         )
