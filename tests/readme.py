@@ -185,12 +185,16 @@ def gpu_clip() -> str:
     return "\n".join(lines)
 
 
-LEARNED = "recipes/first_look/textworld_express/results.json"
-"""Written by ``python tests/gpu/learn_results.py``; absent until the runs were made."""
+LEARNED = ROOT / "recipes/first_look/textworld_express"
+LOOKS = {
+    "results": "The methods at the recipe's learning rate",
+    "learning_rates": "Three learning rates, and the methods from another warm start",
+}
+"""Files that ``python tests/gpu/learn_results.py`` wrote, those that are there; the first is also in the top README."""
 
 
-def learned() -> dict | None:
-    path = ROOT / LEARNED
+def learned(name: str = "results") -> dict | None:
+    path = LEARNED / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -264,12 +268,18 @@ def _learned_caveat(r: dict) -> str:
         said += f" {'Every run has' if max(counts) == 1 else 'Some runs have'} a single seed: a look at curves, not a ranking of methods."
     if tasks := r.get("held_out_tasks"):
         said += f" {tasks} held-out tasks: a success of 0.5 has a standard error of {0.5 / tasks**0.5:.2f} from them alone."
+    foreign = [f"{run['name']} at {run['foreign_step']}" for run in r["runs"] if run.get("foreign_step")]
+    if foreign:
+        said += (
+            f" Runs are shown up to the step before one that was sampled with another run's weights ({', '.join(foreign)}): they shared "
+            "a host before the plugin gave each a socket of its own (Limits in the main README)."
+        )
     return said
 
 
-def learning(more: bool = False) -> str:
+def learning(more: bool = False, name: str = "results") -> str:
     """Runs of tests/gpu/learn.sh; nothing where there are none."""
-    r = learned()
+    r = learned(name)
     if r is None:
         return ""
     return "\n".join([_learned_intro(r), "", *_learned_rows(r["runs"], more), "", _learned_caveat(r)])
@@ -284,9 +294,12 @@ def learning_recipe() -> str:
     if learned() is None:
         return "**Not run here**: the training. The tests compose and check the file; the data and the expert turns were made on a CPU."
     alone = "Success on held-out tasks and in training, and entropy, over the steps of every run; triangles: eruptions that the detector saw."
-    end = "**Not run here**: further seeds, and a larger model. `results.json` has the curves."
-    command = f"By `{learned()['host']['command']}`; runs that share a card or a host slow one another down."
-    return "\n\n".join([learning(more=True), command, f"![{alone}](curves.png)", end])
+    parts = []
+    for name, title in LOOKS.items():
+        if (r := learned(name)) is not None:
+            command = f"By `{r['host']['command']}`; runs that share a card or a host slow one another down."
+            parts += [f"## {title}", learning(more=True, name=name), command, f"![{alone}]({name}.png)"]
+    return "\n\n".join([*parts, "**Not run here**: further seeds, and a larger model. The JSON files have the curves."])
 
 
 def detector_table() -> str:
@@ -372,5 +385,5 @@ def _renewed(text: str, parts: dict[str, tuple[str, str]]) -> str:
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(render(readme.read_text()))
-    recipe = (ROOT / LEARNED).with_name("README.md")
+    recipe = LEARNED / "README.md"
     recipe.write_text(render_recipe(recipe.read_text()))

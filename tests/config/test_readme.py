@@ -15,7 +15,7 @@ TEXT = (ROOT / "README.md").read_text()
 
 def test_generated_parts_are_up_to_date():
     assert readme.render(TEXT) == TEXT
-    recipe = (ROOT / readme.LEARNED).with_name("README.md").read_text()
+    recipe = (readme.LEARNED / "README.md").read_text()
     assert readme.render_recipe(recipe) == recipe
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of learn.sh as one small results.json, and curves.png drawn from it.
+"""Runs of learn.sh as one small results.json, and results.png drawn from it.
 
-    python3 tests/gpu/learn_results.py OUT --to recipes/first_look/textworld_express
+    python3 tests/gpu/learn_results.py OUT --to recipes/first_look/textworld_express [--name results]
     python3 tests/gpu/learn_results.py --redraw --to recipes/first_look/textworld_express    # the picture again, from results.json
 
-Reads OUT/runs/NAME-SEED (or NAME-SEED.jsonl of verl's file logger where there is no run file) and OUT/host.json. Then
-``python3 tests/readme.py`` renews the READMEs.
+Reads OUT/runs/NAME-SEED (or NAME-SEED.jsonl of verl's file logger where there is no run file) and OUT/host.json. A run ends
+before the first step that was sampled with other weights than the trainer's, as verl alone lets happen where runs share a host.
+Then ``python3 tests/readme.py`` renews the READMEs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from verl_entropy.config import lookup
+from verl_entropy.diagnostics.live import OTHER_POLICY, POLICY_GAP
 from verl_entropy.diagnostics.simulate import classify
 from verl_entropy.report.plot import COLORS, STYLES, plain, png, style
 from verl_entropy.report.runs import ENTROPY, Group, P, Run, differing, load_readable, thin
@@ -72,6 +74,31 @@ def find_runs(out: Path) -> list[Path]:
         return method, stem if "_" in stem else ""  # the method itself, then its other settings
 
     return [found[stem] for stem in sorted(found, key=lambda s: (*place(s), s))]
+
+
+class Before:
+    """A run's reader, up to the step before ``end``."""
+
+    def __init__(self, reader: Any, end: int) -> None:
+        self._reader, self.end = reader, end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    @property
+    def steps(self) -> np.ndarray:
+        return self._reader.steps[self._reader.steps < self.end]
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        steps, values = self._reader.series(key)
+        return steps[steps < self.end], values[steps < self.end]
+
+
+def end_before_other_policies(run: Run) -> None:
+    steps, gap = run.series((POLICY_GAP,))
+    foreign = steps[gap > OTHER_POLICY]
+    if len(foreign):
+        run.reader = Before(run.reader, int(foreign[0]))
 
 
 def short(value: float) -> float | None:
@@ -150,6 +177,7 @@ def summary(run: Run, differs: dict[str, Any]) -> dict[str, Any]:
         "settings": settings_of(run),
         "differs": differs,
         "steps": int(steps.max(initial=0)),
+        "foreign_step": getattr(run.reader, "end", None),
         "planned_steps": lookup(run.reader.config, "trainer.total_training_steps"),
         "train_success": ends(run.series((P + "success",))[1]),
         "held_out": held_out(run),
@@ -175,6 +203,7 @@ def collect(out: Path) -> dict[str, Any]:
     runs, problems = load_readable(paths)
     for run in runs:
         run.label = run.reader.path.name.removesuffix(".jsonl")
+        end_before_other_policies(run)
     for problem in [*problems, *(f"{run.label}: {p}" for run in runs for p in run.reader.problems)]:
         print(problem, file=sys.stderr)
     host, dev = out / "host.json", out / "data/textworld_express/dev.parquet"
@@ -256,20 +285,21 @@ def _eruptions(axis, runs: list[dict]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="the OUT of learn.sh")
-    parser.add_argument("--to", type=Path, required=True, help="folder for results.json and curves.png")
-    parser.add_argument("--redraw", action="store_true", help="only the picture, from the results.json that is there")
+    parser.add_argument("--to", type=Path, required=True, help="folder for NAME.json and NAME.png")
+    parser.add_argument("--name", default="results", help="of the two files (results)")
+    parser.add_argument("--redraw", action="store_true", help="only the picture, from the NAME.json that is there")
     args = parser.parse_args(arguments)
     if args.redraw == (args.out is not None):
         parser.error("give OUT to read runs, or --redraw without OUT")
-    path = args.to / "results.json"
+    path, picture = args.to / f"{args.name}.json", args.to / f"{args.name}.png"
     if not args.redraw:
         args.to.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(collect(args.out)))
     result = json.loads(path.read_text())
-    (args.to / "curves.png").write_bytes(draw(result))
+    picture.write_bytes(draw(result))
     for run in result["runs"]:
         print(f"{run['name']}-{run['seed']}: {run['steps']} steps, {run['detector']['class']}")
-    print(f"{path}: {path.stat().st_size / 1e3:.0f} kB; curves.png: {(args.to / 'curves.png').stat().st_size / 1e3:.0f} kB")
+    print(f"{path}: {path.stat().st_size / 1e3:.0f} kB; {picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
     return 0
 
 

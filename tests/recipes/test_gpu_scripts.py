@@ -214,8 +214,8 @@ def test_the_picture_is_small_and_redrawn_from_the_results_alone(learned, tmp_pa
     to, main = learned
     shutil.copy(to / "results.json", tmp_path)
     assert main(["--redraw", "--to", str(tmp_path)]) == 0
-    assert (tmp_path / "curves.png").read_bytes() == (to / "curves.png").read_bytes()
-    assert 10_000 < (to / "curves.png").stat().st_size < 150_000
+    assert (tmp_path / "results.png").read_bytes() == (to / "results.png").read_bytes()
+    assert 10_000 < (to / "results.png").stat().st_size < 150_000
 
 
 def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monkeypatch):
@@ -223,7 +223,7 @@ def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monk
 
     to, _ = learned
     text = "<!-- learning -->\n<!-- end of learning -->\n<!-- results -->\n<!-- end of results -->\n"
-    monkeypatch.setattr(readme, "learned", lambda: json.loads((to / "results.json").read_text()))
+    monkeypatch.setattr(readme, "learned", lambda name="results": json.loads((to / "results.json").read_text()) if name == "results" else None)
     top, recipe = readme.render(text), readme.render_recipe(text)
     for page in (top, recipe):
         assert (
@@ -234,6 +234,6 @@ def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monk
         assert (
             "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page and "card, torch 2, commit abc" in page
         )
-    assert "(curves.png)" in recipe and "not been measured" not in top and readme.render_recipe(recipe) == recipe
-    monkeypatch.setattr(readme, "learned", lambda: None)
+    assert "(results.png)" in recipe and "not been measured" not in top and readme.render_recipe(recipe) == recipe
+    monkeypatch.setattr(readme, "learned", lambda name="results": None)
     assert "first look" not in readme.render(top) and "single seed" not in readme.render_recipe(recipe)

@@ -24,6 +24,9 @@ from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
 from verl_entropy.diagnostics.settings import Live
 from verl_entropy.turns import Turns
 
+POLICY_GAP = "training/rollout_probs_diff_mean"
+OTHER_POLICY = 0.05
+"""A ``POLICY_GAP`` beyond rounding: bf16 gives .012 and less, a step that was sampled with another run's weights .07 to .17."""
 MAX_TURN_KEYS = 32
 """Turn indices that get their own metric; later turns only enter the means."""
 GLOSSARY: list[Entry] = [*ENTRIES]

@@ -24,9 +24,6 @@ SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
 COORDINATES = 8
 """Principal components of a trajectory's representation that the run file keeps: a picture needs two."""
 
-OTHER_POLICY = 0.05
-"""Mean difference of probabilities beyond rounding: bf16 gives .006 and less, a run that sampled with another's weights .08 to .17."""
-
 
 class DiagnosticsSide:
     """Everything of one run; the trainer's wrapper calls it."""
@@ -160,8 +157,8 @@ class DiagnosticsSide:
 
     def _compare_policies(self, step: int, metrics: dict[str, Any]) -> None:
         """Warn, once per stretch of steps, when the sampled tokens are another policy's than the one that is trained."""
-        gap = metrics.get("training/rollout_probs_diff_mean")
-        differs = gap is not None and gap > OTHER_POLICY
+        gap = metrics.get(live.POLICY_GAP)
+        differs = gap is not None and gap > live.OTHER_POLICY
         if differs and not self._differs:
             plugin.say(
                 f"WARNING: step {step}: probabilities of the sampled tokens differ by {gap:.2g} in the mean between rollout and trainer "
