@@ -5,7 +5,8 @@
 #
 # MODEL is SmolLM2-135M-Instruct as a Hugging Face checkpoint. A RUN is grpo, seal, epo, aem, repo_r, adapo (all six by default), or one of
 # them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
-# CARDS=0,1 PER_CARD=2 has four runs at once, two on each card. OUT gets data, the warm start, per run a folder, metrics and a log under
+# CARDS=0,1 PER_CARD=2 has four runs at once, two on each card, with smaller micro-batches and caches (some 20 GB of the card and of the host's
+# memory a run) and fewer processes. OUT gets data, the warm start, per run a folder, metrics and a log under
 # runs/, and report.html. What is there already is used: a second call goes on with further runs. Needs Java 17.
 # A run has up to 4,500 threads, those of its 64 Java processes among them: with eight at once kernel.pid_max=32768 was too low.
 set -euo pipefail
@@ -37,6 +38,14 @@ fast=(actor_rollout_ref.model.use_remove_padding=True +actor_rollout_ref.model.o
   actor_rollout_ref.model.enable_gradient_checkpointing=False
   actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_AND_PIECEWISE
   "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,96,128,192,256,384,512,768,1024]")
+
+# What a run that shares its card or host has less of.
+shared=()
+[ "$slots" -eq 1 ] || shared=(actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
+  actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
+  +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=3000000000 actor_rollout_ref.rollout.max_num_seqs=64
+  actor_rollout_ref.rollout.agent.num_workers=4 data.env.num_envs=16 reward.num_workers=0 data.dataloader_num_workers=0
+  transfer_queue.backend.SimpleStorage.num_data_storage_units=1 ray_kwargs.ray_init.num_cpus=16)
 
 make_data() {
   [ ! -f "$data/train_expert.parquet" ] || return 0
@@ -81,7 +90,7 @@ train() { # NAME CARD OVERRIDES...
   mkdir -p "$folder"
   mapfile -t own < <(settings "$name")
   if ! CUDA_VISIBLE_DEVICES=$card VERL_FILE_LOGGER_PATH=$folder.jsonl python3 -m verl.trainer.main_ppo --config-dir recipes "+$recipe" \
-    "${own[@]}" "data.folder=$out/data" "data.seed=$seed" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" \
+    "${own[@]}" "data.folder=$out/data" "data.seed=$seed" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" "${shared[@]}" \
     "++algorithm.entropy.diagnostics.run_file.folder=$folder" "trainer.total_training_steps=${STEPS:-60}" \
     "trainer.experiment_name=$name" "trainer.default_local_dir=$out/checkpoints/$name-$seed" \
     +ray_kwargs.ray_init.address=local +ray_kwargs.ray_init.include_dashboard=False "$@" > "$folder.log" 2>&1; then

@@ -134,6 +134,81 @@ def test_shellcheck_is_clean():
     assert done.returncode == 0, done.stdout
 
 
+STUB = """#!/usr/bin/env bash
+[ "$1 $2" = "-m verl.trainer.main_ppo" ] || exec {python} "$@"
+printf '%s\\n' "${{@:3}}" > "$(mktemp {folder}/XXXXXX.run)"
+"""
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Call a script of tests/gpu; the runs of verl's trainer that it starts are composed and checked instead."""
+    pytest.importorskip("verl")
+    from verl_entropy.data import recipe
+
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").write_text(STUB.format(python=sys.executable, folder=folder))
+    (folder / "verl-entropy").write_text("#!/bin/sh\n")
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def start(script, *words, **env):
+        done = subprocess.run(
+            ["bash", GPU / script, "model", tmp_path / "out", *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"STAGGER": "0"} | env,
+            check=False,
+        )
+        found = {}
+        for path in folder.glob("*.run"):
+            overrides = path.read_text().splitlines()
+            if overrides[0] == "--config-dir":
+                overrides = overrides[2:]
+            config = recipe.compose(overrides, GPU.parents[1] / "recipes")
+            said = recipe.validate(config)
+            folder_of = Path(config.trainer.default_local_dir).relative_to(tmp_path / "out").as_posix()
+            found[folder_of.removeprefix("checkpoints/")] = (config, "\n".join(said))
+        return done, found
+
+    return start
+
+
+def test_every_run_of_learn_composes(started, tmp_path):
+    data, warm = tmp_path / "out/data/textworld_express", tmp_path / "out/warm_start/global_step_14/huggingface"
+    data.mkdir(parents=True)
+    warm.mkdir(parents=True)
+    (data / "train_expert.parquet").write_text("")
+    done, runs = started(
+        "learn.sh", "grpo", "grpo_lr1e-5", "seal_n4", "adapo", "--", "trainer.test_freq=7", CARDS="0,1", PER_CARD="1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(runs) == {"grpo-0", "grpo_lr1e-5-0", "seal_n4-0", "adapo-0"}
+    for name, (config, said) in runs.items():
+        role = config.actor_rollout_ref
+        assert role.model.path == str(warm) and config.trainer.test_freq == 7 and role.actor.ppo_max_token_len_per_gpu == 16384
+        assert role.rollout.agent.num_workers * config.data.env.num_envs == 64
+        assert config.data.train_batch_size * role.rollout.n == 64 and role.rollout.n == (4 if "n4" in name else 8)
+        assert role.actor.optim.lr == (1e-5 if "lr" in name else 3e-5)
+        assert ("head: none" in said) == (not name.startswith("seal")), said
+        assert ("clip controller: none" in said) == (name != "adapo-0"), said
+        assert config.algorithm.entropy.diagnostics.run_file.folder.endswith(name)
+
+
+def test_every_run_of_run_composes(started, tmp_path):
+    (tmp_path / "out/checkpoints").mkdir(parents=True)
+    done, runs = started("run.sh", "resume", "fp16")
+    assert done.returncode == 1 and set(runs) == {"checkpoints", "fp16/checkpoints"}, done.stderr  # nothing was trained
+    (resumed, said), (half, _) = runs["checkpoints"], runs["fp16/checkpoints"]
+    assert all(method in said for method in ("gigpo", "aem", "seal", "epo"))
+    assert resumed.trainer.v1.trainer_mode == "colocate_async" and resumed.trainer.total_training_steps == 6
+    role = half.actor_rollout_ref
+    assert role.actor.fsdp_config.mixed_precision.param_dtype == "fp16" and role.rollout.dtype == "float16"
+    assert role.rollout.engine_kwargs.vllm.kv_cache_memory_bytes == 4e9
+
+
 def test_sides_of_the_clip_on_a_small_model(tmp_path):
     pytest.importorskip("verl")
     sys.path.insert(0, str(GPU.parent / "cpu"))
@@ -223,7 +298,9 @@ def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monk
 
     to, _ = learned
     text = "<!-- learning -->\n<!-- end of learning -->\n<!-- results -->\n<!-- end of results -->\n"
-    monkeypatch.setattr(readme, "learned", lambda name="results": json.loads((to / "results.json").read_text()) if name == "results" else None)
+    monkeypatch.setattr(
+        readme, "learned", lambda name="results": json.loads((to / "results.json").read_text()) if name == "results" else None
+    )
     top, recipe = readme.render(text), readme.render_recipe(text)
     for page in (top, recipe):
         assert (
