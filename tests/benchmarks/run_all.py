@@ -31,7 +31,7 @@ def main() -> None:
     advantages, numerics = measure("bench_advantages"), measure("bench_numerics")
     head, transforms = measure("bench_seal_head"), measure("bench_transforms")
     step = {row["6,400 rows x 512 tokens"]: row["ms"] for row in advantages["step"]}
-    diagnostics = measure("bench_diagnostics")
+    diagnostics, glue = measure("bench_diagnostics"), measure("bench_glue")
     values = head["results"]
     rows = [
         ("GiGPO, 16 prompts x 8 rollouts x 50 turns, one core", f"{step['gigpo']:.1f} ms"),
@@ -51,12 +51,17 @@ def main() -> None:
         (f"diagnostics at their defaults, a step of {int(number):,} rows x 512 tokens, one core", f"{ms:.0f} ms")
         for number, ms in diagnostics["spread_ms"].items()
     ]
+    rows += [
+        (f"{row['what']}: verl's code and ours, one core", f"{row['verl ms']:,.0f} and {row['ours ms']:.1f} ms")
+        for row in glue["results"]
+    ]
     raw = {
         "advantages": advantages,
         "numerics": numerics,
         "head": head,
         "transforms": transforms,
         "diagnostics": diagnostics,
+        "glue": glue,
     }
     if os.environ.get("VERL_AGENT_HOME"):
         raw["verl_agent"] = measure("bench_verl_agent")

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The response's part of the model's output inside verl's ``ppo_loss``: verl's values and gradients, without its loop over rows."""
-
-import types
+"""The response's part of a model's output in verl's losses: verl's values and gradients, without its loop over rows."""
 
 import pytest
 import torch
@@ -12,7 +10,8 @@ pytest.importorskip("verl")
 import verl.workers.engine_workers  # noqa: F401  (the plugin rebinds the loss's names there)
 from verl.workers.utils import losses
 
-from verl_entropy.glue.context import use_loss
+ours = losses.no_padding_2_padding
+stock = ours.__wrapped__
 
 
 def nested(rows):
@@ -27,11 +26,6 @@ def micro_batch(rows):
     return {"prompts": nested(prompts), "responses": nested(responses)}, torch.randn(total, generator=g)
 
 
-def context(data):
-    width = int(data["responses"].offsets().diff().max())
-    return use_loss(types.SimpleNamespace(micro_batch=data, mask_RT=torch.ones(len(data["responses"].offsets()) - 1, width)))
-
-
 class Waits(TorchDispatchMode):
     """Counts what would wait for a device."""
 
@@ -44,48 +38,46 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("rows", [1, 2, 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_and_gradients_are_verls(rows, dtype):
+@pytest.mark.parametrize("packed", [False, True], ids=["flat", "nested"])
+def test_values_and_gradients_are_verls(rows, dtype, packed):
     data, values = micro_batch(rows)
     weight, found = None, []
-    for ours in (False, True):
+    for function in (stock, ours):
         flat = values.to(dtype).requires_grad_()
-        if ours:
-            with context(data):
-                padded = losses.no_padding_2_padding(flat, data)
-        else:
-            padded = losses.no_padding_2_padding(flat, data)
+        offsets = torch.nn.functional.pad(
+            (data["prompts"].offsets().diff() + data["responses"].offsets().diff()).cumsum(0), (1, 0)
+        )
+        padded = function(torch.nested.nested_tensor_from_jagged(flat, offsets) if packed else flat, data)
         weight = torch.randn(padded.shape, generator=torch.Generator().manual_seed(3)) if weight is None else weight
         (padded * weight.to(dtype)).sum().backward()
         found.append((padded.detach(), flat.grad))
-    for stock, ours in zip(*found, strict=True):
-        assert ours.dtype is dtype and torch.equal(stock, ours)
+    for verls, own in zip(*found, strict=True):
+        assert own.dtype is dtype and torch.equal(verls, own)
 
 
 def test_what_is_not_finite_stays_in_its_row():
     data, values = micro_batch(5)
     values[-1], values[0] = float("nan"), float("inf")
-    with context(data):
-        padded = losses.no_padding_2_padding(values, data)
-    assert torch.equal(padded.isfinite(), losses.no_padding_2_padding(values, data).isfinite())
+    assert torch.equal(ours(values, data).isfinite(), stock(values, data).isfinite())
 
 
 def test_it_never_waits_for_a_row():
     counts = {}
     for rows in (4, 40):
         data, values = micro_batch(rows)
-        with Waits() as stock:
-            losses.no_padding_2_padding(values, data)
-        with context(data), Waits() as ours:
-            losses.no_padding_2_padding(values, data)
-        counts[rows] = stock.count, ours.count
-    assert counts[40][0] >= counts[4][0] + 36 and counts[40][1] == counts[4][1] == 0
+        for function in (stock, ours):
+            with Waits() as waits:
+                function(values, data)
+            counts[rows, function] = waits.count
+    assert counts[40, stock] >= counts[4, stock] + 36 and counts[40, ours] == counts[4, ours] <= 3
 
 
-def test_other_batches_and_forms_go_verls_way():
+def test_other_forms_go_verls_way(monkeypatch):
     data, values = micro_batch(3)
-    other, _ = micro_batch(3)
     wide = torch.stack([values, values], dim=-1)
-    with context(other):
-        assert torch.equal(losses.no_padding_2_padding(values, data), losses.no_padding_2_padding(values, dict(data)))
-    with context(data):
-        assert losses.no_padding_2_padding(wide, data).shape[-1] == 2
+    assert torch.equal(ours(wide, data), stock(wide, data))
+    with pytest.raises(AssertionError):
+        ours(values[:-1], data)
+    no_prompt = {**data, "prompts": nested([torch.arange(0), *data["prompts"].unbind()[1:]])}
+    with pytest.raises(AssertionError, match="prompt_len > 0"):
+        ours(values[len(data["prompts"].unbind()[0]) :], no_prompt)

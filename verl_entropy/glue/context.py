@@ -92,11 +92,6 @@ def has_advantage() -> bool:
     return _advantage.get() is not None
 
 
-def has_loss() -> bool:
-    """Whether a loss context is current."""
-    return _loss.get() is not None
-
-
 def advantage() -> AdvantageContext:
     """The current advantage context; an estimator of ours outside our trainer seam cannot go on."""
     context = _advantage.get()

@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 
 from verl_entropy.glue import loss_side
-from verl_entropy.glue.context import LossContext, has_loss, loss, use_loss
-from verl_entropy.glue.loss_tools import response_RT
+from verl_entropy.glue.context import LossContext, use_loss
+from verl_entropy.glue.loss_tools import lengths, response_RT
 from verl_entropy.glue.trainer_keys import NUM_ROWS, WORKER_INFO
 from verl_entropy.losses.clip import masked_log_ratio
 from verl_entropy.losses.gspo import sequence_ratio
@@ -96,17 +96,20 @@ def _metrics(ctx: LossContext) -> dict:
 
 
 def _slice_at_once(module: ModuleType) -> None:
-    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's ``ppo_loss`` calls it."""
+    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's losses of actor and critic call it."""
     original = module.no_padding_2_padding
 
     @functools.wraps(original)
     def no_padding_2_padding(tensor, data):
-        # one-dimensional rows as wide as our own columns; a stock loss, a critic and anything else go verl's way
-        ours = has_loss() and data is loss().micro_batch and "max_response_len" not in data.keys()
         values = tensor.values() if tensor.is_nested else tensor
-        if not ours or values.dim() != 1:
+        if values.dim() != 1 or not data["prompts"].is_nested or "max_response_len" in data.keys():
             return original(tensor, data)
-        return response_RT(values, data, loss().mask_RT.shape[1])
+        prompt_R, response_R = lengths(data)
+        seen = torch.stack([prompt_R.sum() + response_R.sum(), prompt_R.min(), response_R.max()])
+        total, shortest, width = seen.tolist()  # one wait for the device
+        if total != len(values) or shortest == 0:
+            return original(tensor, data)  # says what is wrong
+        return response_RT(values, data, width)
 
     module.no_padding_2_padding = no_padding_2_padding
 
