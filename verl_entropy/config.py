@@ -314,6 +314,12 @@ class Entropy:
         "chunked where flash-attn is missing",
         choices=("auto", "chunked", "verl"),
     )
+    equal_returns: str | None = setting(
+        None,
+        "advantage under verl's GRPO of a group whose trajectories all have the same return: zero, or verl's rounding error of up "
+        "to .11; null: zero with any method, verl's without one",
+        choices=("zero", "verl"),
+    )
     allow_missing_state: bool = setting(False, "start controllers and histories afresh when a checkpoint has none of ours")
 
 

@@ -66,7 +66,13 @@ class Plan:
     def active(self) -> bool:
         """Whether anything of this package was chosen."""
         diagnosed = self.diagnosed and self.diagnostics.enabled
-        return bool(self.choices or self.entropy.presets or self.entropy.log_probs != "auto" or diagnosed)
+        own = self.entropy.log_probs != "auto" or self.entropy.equal_returns == "zero"
+        return bool(self.choices or self.entropy.presets or own or diagnosed)
+
+    @property
+    def zeroes_equal_returns(self) -> bool:
+        """Whether groups of equal returns get no advantage."""
+        return self.entropy.equal_returns == "zero" or (self.entropy.equal_returns is None and bool(self.choices))
 
     def describe(self) -> list[str]:
         """The start-up banner, a line each."""

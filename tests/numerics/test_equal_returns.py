@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups whose trajectories all have the same return: verl's GRPO rounds, and the guard takes exactly that away."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl")
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from verl_entropy import plan
+from verl_entropy.estimators.equal_returns import zero_equal_returns
+from verl_entropy.glue import trainer
+from verl_entropy.turns import build_turns
+
+
+def batch(scores, turns=3, tokens=4):
+    """verl's GRPO advantages of groups of trajectories (their returns in ``scores``), as rows of turns, and the turns."""
+    group, session, position, score = [], [], [], []
+    for g, returns in enumerate(scores):
+        for j, value in enumerate(returns):
+            for k in range(turns):
+                group.append(f"p{g}")
+                session.append(f"p{g}_{j}")
+                position.append(k)
+                score.append(value)
+    mask = torch.ones(len(group), tokens)
+    mask[:, -1] = 0
+    rewards = torch.zeros_like(mask)
+    rewards[:, 0] = torch.tensor(score)
+    last = [i for i, k in enumerate(position) if k == turns - 1]
+    verls, _ = compute_grpo_outcome_advantage(rewards[last], mask[last], np.array([group[i] for i in last], dtype=object))
+    advantages = verls.repeat_interleave(turns, 0)
+    made = build_turns(
+        mask.bool(),
+        group_R=group,
+        trajectory_R=session,
+        position_R=position,
+        padding_R=torch.zeros(len(group), dtype=torch.bool),
+        score_R=rewards.sum(-1),
+        turn_fields=[[{}] for _ in group],
+    )
+    return advantages, made
+
+
+def test_verls_rounding_is_taken_off_and_nothing_else():
+    scores = [[-1.2] * 8, [10.0] * 8, [-1.2] * 7 + [9.8], [-0.4] * 8, [0.3], [9.8, -1.2, -1.2, 9.6]]
+    verls, turns = batch(scores)
+    fixed, rounding = zero_equal_returns(verls, turns)
+    rows = np.cumsum([0] + [3 * len(s) for s in scores])
+    assert verls[0, 0] == pytest.approx(-0.1057, abs=1e-3) and rounding == pytest.approx(0.1057, abs=1e-3)  # what it is about
+    for g in (0, 1, 3):
+        assert not fixed[rows[g] : rows[g + 1]].any()
+    for g in (2, 4, 5):  # a group of one keeps verl's raw score
+        assert torch.equal(fixed[rows[g] : rows[g + 1]], verls[rows[g] : rows[g + 1]])
+    assert verls[0, 0] != 0  # the input is as it was
+
+
+def test_a_batch_without_equal_returns_comes_back_as_it_is():
+    verls, turns = batch([[1.0, 0.0, 1.0], [0.5, 0.25]])
+    fixed, rounding = zero_equal_returns(verls, turns)
+    assert fixed is verls and rounding == 0.0
+
+
+def test_what_is_not_finite_stays():
+    verls, turns = batch([[-1.2] * 8, [1.0, 0.0]])
+    verls[0, 0] = float("nan")
+    fixed, _ = zero_equal_returns(verls, turns)
+    assert torch.equal(fixed.isnan(), verls.isnan()) and torch.equal(fixed[8:], verls[8:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "zeroes"),
+    [
+        ({}, False),
+        ({"presets": {"aem": True}}, True),
+        ({"equal_returns": "verl", "presets": {"aem": True}}, False),
+        ({"equal_returns": "zero"}, True),
+    ],
+)
+def test_who_gets_it(settings, zeroes, capsys):
+    raw = {"algorithm": {"adv_estimator": "grpo", "entropy": dict(settings)}, "actor_rollout_ref": {"actor": {"policy_loss": {}}}}
+    if settings.get("presets"):
+        raw["algorithm"]["entropy"]["transforms"] = ["aem"]
+    chosen = plan.read(raw)
+    verls, turns = batch([[-1.2] * 8])
+    data = types.SimpleNamespace(batch={"advantages": verls})
+    ctx = types.SimpleNamespace(plan=chosen, turns=turns, metrics={})
+    trainer._warn_of_rounding.cache_clear()
+    trainer._settle_equal_returns(ctx, data)
+    assert bool(data.batch["advantages"].any()) != zeroes
+    assert ctx.metrics["verl_entropy/equal_returns/rounding"] == pytest.approx(0.1057, abs=1e-3)
+    assert ("equal_returns=zero" in capsys.readouterr().err) != zeroes
