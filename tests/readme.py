@@ -34,8 +34,13 @@ def quickstart_table() -> str:
     return "\n".join(lines)
 
 
-def _gpu(name: str) -> dict:
-    return json.loads((ROOT / "tests/gpu/results" / f"{name}.json").read_text())
+def _kept(path: Path) -> dict | None:
+    """A result file, or None where it was not measured."""
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _gpu(name: str) -> dict | None:
+    return _kept(ROOT / "tests/gpu/results" / f"{name}.json")
 
 
 def gpu_runs() -> str:
@@ -48,9 +53,8 @@ def gpu_runs() -> str:
     }
     lines = []
     for name, means in what.items():
-        if not (ROOT / "tests/gpu/results" / f"{name}.json").is_file():
+        if (r := _gpu(name)) is None:
             continue
-        r = _gpu(name)
         v = r["versions"]
         head = f"- {means} ({r['device']}, torch {v['torch']}, verl {v['verl']}, vllm {v['vllm']}, commit {r['commit']}): "
         active = f"{sum(r['seams'].values())} of {len(r['seams'])} seams were active."
@@ -87,10 +91,8 @@ def gpu_runs() -> str:
 
 def gpu_stages() -> str:
     """The table of tests/gpu/run.sh, from tests/gpu/results/run.json; nothing where that call is not kept."""
-    path = ROOT / "tests/gpu/results/run.json"
-    if not path.is_file():
+    if (r := _gpu("run")) is None:
         return ""
-    r = json.loads(path.read_text())
     lines = [
         f"All stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:",
         "",
@@ -167,9 +169,8 @@ def gpu_numerics() -> str:
 
 def gpu_clip() -> str:
     """Shares clipped on each side by path, from tests/gpu/results/clip.json; nothing where it was not measured."""
-    if not (ROOT / "tests/gpu/results/clip.json").is_file():
+    if (r := _gpu("clip")) is None:
         return ""
-    r = _gpu("clip")
     low, high = r["clip"]
     lines = [
         f"Sides of the clip ({low} below, {high} above) over {r['steps']} AdamW steps at {r['lr']:.0e} on {r['rows'] * r['tokens']:,} "
@@ -194,8 +195,7 @@ LOOKS = {
 
 
 def learned(name: str = "results") -> dict | None:
-    path = LEARNED / f"{name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return _kept(LEARNED / f"{name}.json")
 
 
 def _change(ends: dict | None, digits: int = 2) -> str:

@@ -17,7 +17,7 @@ import torch
 import verl.workers.engine_workers  # noqa: F401  (loads the plugin, which wraps the functions)
 from report import median_ms, parser, table, write
 from tensordict import TensorDict
-from verl.utils import seqlen_balancing, tensordict_utils
+from verl.utils import seqlen_balancing
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 
@@ -55,7 +55,7 @@ def select(rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     marked = stock.copy()
     tu.assign_non_tensor(marked, **{MARK: True})
     index = torch.randperm(rows, generator=g)[: rows // 10]
-    cut = tensordict_utils.index_select_tensor_dict
+    cut = tu.index_select_tensor_dict
     return lambda: cut(stock, index), lambda: cut(marked, index)
 
 

@@ -117,3 +117,11 @@ def test_no_trainer_of_verl_overrides_a_seam(mode):
     names = compat._names(compat.ast.parse(compat.source(f"verl.trainer.ppo.v1.trainer_{mode}")))
     seams = ("_compute_advantage", "_update_actor", "_save_checkpoint", "_load_checkpoint")
     assert not [n for n in names if n.endswith(tuple(f".{seam}" for seam in seams))]
+
+
+def test_every_piece_that_waits_for_a_module_is_there():
+    pytest.importorskip("verl")
+    from verl_entropy.glue import wiring
+
+    for names in wiring.PIECES.values():
+        assert names and all(callable(wiring.piece(name)) for name in names)

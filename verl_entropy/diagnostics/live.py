@@ -22,6 +22,7 @@ from verl_entropy.diagnostics import likelihood, predictors, text, windows
 from verl_entropy.diagnostics.glossary import ENTRIES, PREFIX, Entry
 from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
 from verl_entropy.diagnostics.settings import Live
+from verl_entropy.numerics import group_range
 from verl_entropy.turns import Turns
 
 POLICY_GAP = "training/rollout_probs_diff_mean"
@@ -252,11 +253,9 @@ def aem_drift(x: Inputs) -> dict[str, float]:
 @metric("group/singletons", "share of groups with one trajectory", "share", "ours")
 def group_statistics(x: Inputs) -> dict[str, float]:
     turns = x.turns
-    low = torch.full((turns.num_groups,), math.inf, device=turns.device)
-    low = low.scatter_reduce(0, turns.group_J, turns.score_J, "amin")
-    high = torch.full_like(low, -math.inf).scatter_reduce(0, turns.group_J, turns.score_J, "amax")
+    low_J, high_J = group_range(turns.score_J, turns.group_J, turns.num_groups)
     size = torch.bincount(turns.group_J, minlength=turns.num_groups)
-    same = high == low
+    same = torch.zeros_like(size, dtype=torch.bool).index_fill_(0, turns.group_J[low_J == high_J], True)
     return {
         "group/zero_variance": float(same.float().mean()),
         "group/effective_batch": float(size[~same].sum()),

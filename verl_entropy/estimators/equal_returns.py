@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verl_entropy.numerics import group_range
 from verl_entropy.turns import Turns
 
 ROUNDED = ("grpo", "grpo_vectorized")
@@ -26,13 +27,11 @@ def zero_equal_returns(advantages_RT: Tensor, turns: Turns) -> tuple[Tensor, flo
     """
     inside_RT = turns.turn_RT >= 0
     group_N, value_N = turns.group_K[turns.turn_RT[inside_RT]], advantages_RT[inside_RT]
-    empty_P = value_N.new_full((turns.num_groups,), torch.inf)
-    low_P = empty_P.scatter_reduce(0, group_N, value_N, "amin")
-    high_P = (-empty_P).scatter_reduce(0, group_N, value_N, "amax")
+    low_N, high_N = group_range(value_N, group_N, turns.num_groups)
     members_P = torch.bincount(turns.group_J, minlength=turns.num_groups)
-    equal_P = (low_P == high_P) & (members_P > 1)
-    if not bool(equal_P.any()):
+    equal_N = (low_N == high_N) & (members_P[group_N] > 1)
+    if not bool(equal_N.any()):
         return advantages_RT, 0.0
     fixed_RT = advantages_RT.clone()
-    fixed_RT[inside_RT] = torch.where(equal_P[group_N], 0.0, value_N)
-    return fixed_RT, float(low_P[equal_P].abs().max())
+    fixed_RT[inside_RT] = torch.where(equal_N, 0.0, value_N)
+    return fixed_RT, float(value_N[equal_N].abs().max())

@@ -17,114 +17,51 @@ verl.utils.model, verl.utils.ulysses       the same under verl                  
 
 from __future__ import annotations
 
+import functools
+import importlib
 from types import ModuleType
 
-
-def _config(module: ModuleType) -> None:
-    from verl_entropy.glue import driver
-
-    driver.wrap(module)
-
-
-def _core_algos(module: ModuleType) -> None:
-    from verl_entropy.glue import registration
-
-    registration.register(module)
-
-
-def _trainer_base(module: ModuleType) -> None:
-    from verl_entropy.glue import polling, trainer
-
-    trainer.wrap(module)
-    polling.patch(module)
+PIECES = {
+    "verl.utils.config": ("driver.wrap",),
+    "verl.trainer.ppo.core_algos": ("registration.register",),
+    "verl.trainer.ppo.v1.trainer_base": ("trainer.wrap", "polling.patch"),
+    "verl.workers.engine_workers": ("loss.wrap",),
+    "transfer_queue": ("queue.wrap_calls",),
+    "transfer_queue.client": ("queue.wrap_client",),
+    "verl.utils.tensordict_utils": ("rows.wrap",),
+    "verl.utils.seqlen_balancing": ("balance.wrap",),
+    "verl.workers.rollout.vllm_rollout.vllm_rollout": ("weights.wrap_sender",),
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": ("weights.wrap_server",),
+    "transformers.modeling_utils": ("attention.register",),
+    "verl.utils.model": ("attention.wrap_model",),
+    "verl.utils.ulysses": ("attention.watch_ulysses",),
+}
+"""Functions of this folder that get the module, in their order."""
 
 
-def _engine_workers(module: ModuleType) -> None:
-    from verl_entropy.glue import loss
-
-    loss.wrap(module)
-
-
-def _tensordict_utils(module: ModuleType) -> None:
-    from verl_entropy.glue import rows
-
-    rows.wrap(module)
+def piece(name: str):
+    """A function of this folder; its file is imported only now."""
+    file, function = name.split(".")
+    return getattr(importlib.import_module(f"{__package__}.{file}"), function)
 
 
-def _seqlen_balancing(module: ModuleType) -> None:
-    from verl_entropy.glue import balance
-
-    balance.wrap(module)
-
-
-def _vllm_adapter(module: ModuleType) -> None:
-    from verl_entropy.glue import weights
-
-    weights.wrap_sender(module)
+def _hand_over(names: tuple[str, ...], module: ModuleType) -> None:
+    for name in names:
+        piece(name)(module)
 
 
-def _vllm_server(module: ModuleType) -> None:
-    from verl_entropy.glue import weights
-
-    weights.wrap_server(module)
+def _fsdp(_: ModuleType) -> None:
+    piece("engine.register")()
 
 
-def _transfer_queue(module: ModuleType) -> None:
-    from verl_entropy.glue import queue
-
-    queue.wrap_calls(module)
-
-
-def _transfer_queue_client(module: ModuleType) -> None:
-    from verl_entropy.glue import queue
-
-    queue.wrap_client(module)
-
-
-def _fsdp(module: ModuleType) -> None:
-    from verl_entropy.glue import engine
-
-    engine.register()
-
-
-def _agent_loop(module: ModuleType) -> None:
+def _agent_loop(_: ModuleType) -> None:
     import verl_entropy.agent
 
     verl_entropy.agent.register()
 
 
-def _transformers(module: ModuleType) -> None:
-    from verl_entropy.glue import attention
-
-    attention.register(module)
-
-
-def _model(module: ModuleType) -> None:
-    from verl_entropy.glue import attention
-
-    attention.wrap_model(module)
-
-
-def _ulysses(module: ModuleType) -> None:
-    from verl_entropy.glue import attention
-
-    attention.watch_ulysses(module)
-
-
 CALLBACKS = {
-    "verl.utils.config": _config,
-    "verl.trainer.ppo.core_algos": _core_algos,
-    "verl.trainer.ppo.v1.trainer_base": _trainer_base,
-    "verl.workers.engine_workers": _engine_workers,
-    "transfer_queue": _transfer_queue,
-    "transfer_queue.client": _transfer_queue_client,
+    **{module: functools.partial(_hand_over, names) for module, names in PIECES.items()},
     "verl.workers.engine.fsdp.transformer_impl": _fsdp,
-    "verl.utils.tensordict_utils": _tensordict_utils,
-    "verl.utils.seqlen_balancing": _seqlen_balancing,
-    "verl.workers.rollout.vllm_rollout.vllm_rollout": _vllm_adapter,
-    "verl.workers.rollout.vllm_rollout.vllm_async_server": _vllm_server,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
-    "transformers.modeling_utils": _transformers,
-    "verl.utils.model": _model,
-    "verl.utils.ulysses": _ulysses,
 }
