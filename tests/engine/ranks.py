@@ -9,7 +9,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 CUDA = os.environ.get("VERL_ENTROPY_TEST_DEVICE") == "cuda"
@@ -28,9 +31,25 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
+def _wait(processes: list[subprocess.Popen], seconds: float) -> int | None:
+    """The rank that failed first or did not end in time, whose log says why; the others may wait for it in vain. None if all ended."""
+    end = time.monotonic() + seconds
+    while True:
+        codes = [p.poll() for p in processes]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        late = [rank for rank, code in enumerate(codes) if code is None]
+        if failed or not late:
+            return failed[0] if failed else None
+        if time.monotonic() > end:
+            return late[0]
+        time.sleep(0.1)
+
+
 def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_rank.py") -> list[dict]:
     import torch
 
+    if world > max(ranks_available(), 1):
+        pytest.skip(f"needs {world} cards")
     port = str(_free_port())
     processes = []
     for rank in range(world):
@@ -49,10 +68,10 @@ def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_r
         log = open(f"{out}.log.{rank}", "w")  # noqa: SIM115  (closed with the process)
         processes.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
     try:
-        codes = [p.wait(timeout=600) for p, _ in processes]
+        failed = _wait([p for p, _ in processes], seconds=600)
     finally:
         for p, log in processes:
             p.kill()
             log.close()
-    assert codes == [0] * world, Path(f"{out}.log.0").read_text()[-4000:]
+    assert failed is None, f"rank {failed} of {world}:\n" + Path(f"{out}.log.{failed}").read_text()[-4000:]
     return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(world)]
