@@ -44,12 +44,13 @@ def _gpu(name: str) -> dict | None:
 
 
 def gpu_runs() -> str:
-    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16}.json, those that are there."""
+    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16,step}.json, those that are there."""
     what = {
         "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
         "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
         "resume": "Resumed from a checkpoint under `colocate_async`",
         "fp16": "Trainer and vLLM in fp16",
+        "step": "The layers of Qwen2.5-1.5B with random weights, 32,768 tokens a micro-batch, gradient checkpointing",
     }
     lines = []
     for name, means in what.items():
@@ -75,7 +76,10 @@ def gpu_runs() -> str:
             f"update {later['update_actor']:.1f}). {active}"
         )
         ours = seconds.get("verl_entropy/timing_s/diagnostics")
-        if ours:
+        if name == "step":
+            parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in r["shares"].items())
+            line += f" Ours in the trainer's process, as shares of a step: {parts}."
+        elif ours:
             line += (
                 f" The trainer's part of the diagnostics took {1e3 * ours[0]:.0f} ms in the step with the costly metrics and "
                 f"{1e3 * statistics.median(ours[1:]):.0f} ms in the others, "

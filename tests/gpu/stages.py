@@ -11,6 +11,9 @@ from pathlib import Path
 
 from host import describe
 
+GOALS = {"advantages": 0.001, "diagnostics": 0.01}
+"""Largest shares of a step of a model of size."""
+
 
 class StageFailed(ValueError):
     """A stage ended well, but its result says that it did not do what it is for."""
@@ -45,6 +48,15 @@ def fp16(folder: Path, stage: str) -> str:
     gap = json.loads((folder / f"{stage}.json").read_text())["rollout_probs_diff_mean"]
     said = f"{training(folder, stage)}, probabilities of trainer and vLLM {gap:.1e} apart in the mean"
     if not gap < 0.01:
+        raise StageFailed(said)
+    return said
+
+
+def step(folder: Path, stage: str) -> str:
+    """Our shares of a step; a missed goal is a failure."""
+    shares = json.loads((folder / f"{stage}.json").read_text())["shares"]
+    said = ", ".join([training(folder, stage), *(f"{name} {share:.2%}" for name, share in shares.items())])
+    if any(shares[name] >= most for name, most in GOALS.items()):
         raise StageFailed(said)
     return said
 
@@ -92,6 +104,7 @@ STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
     "kernels": ("Triton kernels against fp64", tests),
     "numerics": ("log-prob and entropy against fp64", numerics),
     "clip": ("sides of the clip in 16 bits", clip),
+    "step": ("a step with the layers of Qwen2.5-1.5B", step),
     "head": ("what SEAL's head costs an update", head),
     "overheads": ("memory and time of entropy with gradient", overheads),
 }

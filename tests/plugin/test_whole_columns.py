@@ -90,3 +90,18 @@ def test_the_collector_is_spared_what_is_loaded_once_per_process():
     tu.index_select_tensor_dict(batch(True), [0])
     assert frozen > 10_000 and gc.get_freeze_count() <= frozen and len(later) == 1000
     gc.unfreeze()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+def test_rows_are_padded_as_torch_pads_them(dtype):
+    from verl_entropy.glue.rows import pad_rows
+
+    offsets = torch.tensor([0, 3, 3, 4, 7])  # an empty row too
+    column = torch.nested.nested_tensor_from_jagged(torch.arange(1, 8).to(dtype), offsets)
+    for width in (3, 5):
+        theirs = torch.nested.to_padded_tensor(column, padding=0, output_size=(4, width))
+        assert torch.equal(pad_rows(column, width), theirs) and pad_rows(column, width).dtype == dtype
+    with pytest.raises(ValueError, match="a row of 3 values does not fit into 2"):
+        pad_rows(column, 2)
+    strided = torch.nested.nested_tensor([row.clone() for row in column.unbind()])
+    assert torch.equal(pad_rows(strided, 5), pad_rows(column, 5))

@@ -44,7 +44,7 @@ def test_every_seam_from_the_first_step(runner):
     for step in result.steps.values():
         assert step["verl_entropy/active"] == 1.0
         keys = ("entropy", "turns", "success", "gigpo/anchor_groups", "epo/entropy", "epo/beta", "seal/loss")
-        for key in (*keys, "timing_s/queue", "timing_s/advantages"):
+        for key in (*keys, "timing_s/queue", "timing_s/turns", "timing_s/advantages"):
             assert math.isfinite(step[f"verl_entropy/{key}"]), key
         assert math.isfinite(step["verl_entropy/turn_entropy/0"])
         assert step["verl_entropy/entropy"] == pytest.approx(step["actor/entropy"], abs=1e-5)

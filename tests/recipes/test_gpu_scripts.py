@@ -21,7 +21,8 @@ mkdir -p "$out/checkpoints"
 sleep 1
 echo '{}' > "$out/$name.jsonl"
 steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
-echo '{"seams": {"a": true}, "rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [9.5]}, "steps": '"$steps}" > "$out/$name.json"
+more='"rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [9.5]}, "shares": {"advantages": 0.0004, "diagnostics": 0.002}'
+echo '{"seams": {"a": true}, '"$more"', "steps": '"$steps}" > "$out/$name.json"
 """
 SCRIPT = """import pathlib, sys
 target = pathlib.Path(sys.argv[-1])
@@ -51,6 +52,7 @@ def checkout(tmp_path):
     (gpu / "seams.sh").write_text(SEAMS)
     head = {"model": "m", "head_ms": 5.0, "update_ms": 1000.0, "head_share": 0.005}
     clip = {"paths": [{"path": path, "wrong": 1e-4} for path in ("fp32", "bf16, this package", "fp16, this package")]}
+    (gpu / "make_model.py").write_text("import pathlib, sys\npathlib.Path(sys.argv[-1]).mkdir(parents=True)\n")
     for name, result in (("numerics", {"rows": [ROW]}), ("clip_sides", clip), ("overheads", {"entropy": [ROW], "head": [head]})):
         (gpu / f"{name}.py").write_text(SCRIPT.format(json.dumps(result)))
     on_cuda = "import os\ndef test(): assert os.environ['VERL_ENTROPY_TEST_DEVICE'] == 'cuda'\n"
@@ -70,20 +72,22 @@ def call(checkout, *stages, model="model"):
 def test_all_stages_run_and_the_table_has_them(checkout):
     done, run = call(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ["seams", "resume", "fp16", "presets", "engine", "kernels", "numerics", "clip", "head", "overheads"]
+    names = ["seams", "resume", "fp16", "presets", "engine", "kernels", "numerics", "clip", "step", "head", "overheads"]
     assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
     assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
-    table = done.stdout.splitlines()[-12:]
-    assert table[0].split() == ["stage", "what", "result", "seconds"] and "10 of 10 stages passed" in table[-1]
+    table = done.stdout.splitlines()[-13:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "11 of 11 stages passed" in table[-1]
     assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
     said = {row["stage"]: row["result"] for row in run["stages"]}
+    assert said["step"] == "1 of 1 seams, steps 1 to 3, last 9.5 s, advantages 0.04%, diagnostics 0.20%"
+    assert not (checkout / "out/step/model").exists()
     assert said["presets"] == "2 passed, 0 failed, 0 skipped" and said["engine"] == "1 passed, 0 failed, 0 skipped"
 
 
 def test_a_stage_that_fails_stops_no_other(checkout):
     (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
     done, run = call(checkout, model="broken")
-    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 10
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 11
     said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
     assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
     assert "exit code" in said["seams"] or "no result" in said["seams"]
@@ -110,6 +114,11 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
             {"seams": {"a": True}, "steps": [1, 2], "rollout_probs_diff_mean": 0.04, **STEPS},
             "trainer and vLLM 4.0e-02 apart",
         ),
+        (
+            "step",
+            {"seams": {"a": True}, "steps": [1, 3], "shares": {"advantages": 0.0012, "diagnostics": 0.001}, **STEPS},
+            "advantages 0.12%",
+        ),
         ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),
         ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
     ],
@@ -135,6 +144,7 @@ def test_shellcheck_is_clean():
 
 
 STUB = """#!/usr/bin/env bash
+case "$1" in */make_model.py) exit ;; esac
 [ "$1 $2" = "-m verl.trainer.main_ppo" ] || exec {python} "$@"
 printf '%s\\n' "${{@:3}}" > "$(mktemp {folder}/XXXXXX.run)"
 """
@@ -199,9 +209,12 @@ def test_every_run_of_learn_composes(started, tmp_path):
 
 def test_every_run_of_run_composes(started, tmp_path):
     (tmp_path / "out/checkpoints").mkdir(parents=True)
-    done, runs = started("run.sh", "resume", "fp16")
-    assert done.returncode == 1 and set(runs) == {"checkpoints", "fp16/checkpoints"}, done.stderr  # nothing was trained
-    (resumed, said), (half, _) = runs["checkpoints"], runs["fp16/checkpoints"]
+    done, runs = started("run.sh", "resume", "fp16", "step")
+    # nothing was trained
+    assert done.returncode == 1 and set(runs) == {"checkpoints", "fp16/checkpoints", "step/checkpoints"}, done.stderr
+    (resumed, said), (half, _), (sized, _) = runs["checkpoints"], runs["fp16/checkpoints"], runs["step/checkpoints"]
+    assert sized.actor_rollout_ref.model.path == str(tmp_path / "out/step/model")
+    assert sized.actor_rollout_ref.actor.checkpoint.save_contents == ["model"]
     assert all(method in said for method in ("gigpo", "aem", "seal", "epo"))
     assert resumed.trainer.v1.trainer_mode == "colocate_async" and resumed.trainer.total_training_steps == 6
     role = half.actor_rollout_ref

@@ -17,6 +17,7 @@ from verl_entropy.config import ConfigError
 from verl_entropy.diagnostics import likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import PATH, Live
+from verl_entropy.glue.rows import pad_rows
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
 from verl_entropy.runfile import RunWriter
 
@@ -86,8 +87,7 @@ class DiagnosticsSide:
         extra, found = self._sampled(ctx, rows)
         responses_RT = None
         if "responses" in rows.keys():
-            width = ctx.mask_RT.shape[1]
-            responses_RT = torch.nested.to_padded_tensor(rows["responses"], padding=0, output_size=(len(ctx.mask_RT), width))
+            responses_RT = pad_rows(rows["responses"], ctx.mask_RT.shape[1])
         texts = None
         if responses_RT is not None and self.settings.costly_at(ctx.step):
             texts = turn_texts(ctx.turns, responses_RT, tokenizer, self.settings.max_texts)

@@ -50,6 +50,18 @@ def select_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
 
 
+def pad_rows(column: torch.Tensor, width: int) -> torch.Tensor:
+    """A nested column with zeros behind each row. On the CPU torch's own kernel takes ten times as long for short rows."""
+    if not is_jagged(column):
+        return torch.nested.to_padded_tensor(column, padding=0, output_size=(column.size(0), width))
+    length = column.offsets().diff()
+    if (length > width).any():
+        raise ValueError(f"a row of {int(length.max())} values does not fit into {width}")  # torch would cut it
+    values = column.values()
+    inside = torch.arange(width, device=values.device) < length.unsqueeze(1)
+    return values.new_zeros(inside.shape).masked_scatter(inside, values)
+
+
 def wrap(module: ModuleType) -> None:
     """Wrap ``index_select_tensor_dict`` of ``verl.utils.tensordict_utils``, through which verl cuts every batch."""
     original = module.index_select_tensor_dict

@@ -26,7 +26,7 @@ from verl_entropy.config import ConfigError
 from verl_entropy.estimators.equal_returns import ROUNDED, zero_equal_returns
 from verl_entropy.glue import advantage_side, context, driver, queue, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
-from verl_entropy.glue.rows import MARK, settle
+from verl_entropy.glue.rows import MARK, pad_rows, settle
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, PAD_UID, WORKER_INFO, extra_outputs
 from verl_entropy.losses.steer import steer_omega, steer_range
 from verl_entropy.plan import Plan
@@ -72,10 +72,6 @@ def _timed(metrics: dict, name: str) -> Iterator[None]:
         metrics[key] = metrics.get(key, 0.0) + time.perf_counter() - start
 
 
-def _padded(nested: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.nested.to_padded_tensor(nested, padding=0.0, output_size=(nested.size(0), width))
-
-
 def _nested(padded_RT: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """A padded column of the response layout as a nested one."""
     inside_RT = torch.arange(padded_RT.shape[1]) < offsets.diff().unsqueeze(1)
@@ -113,7 +109,7 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
         score_R=score_R,
         turn_fields=_turn_fields(extra, padding_R),
         success_R=_success(extra, score_R, threshold),
-        spans_mask_RT=_padded(rows["response_mask"], width).bool(),
+        spans_mask_RT=pad_rows(rows["response_mask"], width).bool(),
     )
     return turns, extra
 
@@ -141,24 +137,29 @@ def _fetch(call: Call, has_entropy: bool) -> Any:
 
 
 def _after_base(original, call: Call, data, batch_keys, args, kwargs):
-    """Base estimator, then transforms; fills the call's columns and worker info."""
+    """Turns, then base estimator and transforms, then their metrics; each with its own time."""
     # patches/verl-0.9.1: verl has fetched it.
     has_entropy = "entropy_and_row_ids" in patched.features() and "entropy" in data.batch.keys()
     with _timed(call.metrics, "queue"):
         rows = _fetch(call, has_entropy)
+    with _timed(call.metrics, "turns"):
+        ctx = _turns_context(call, data, rows, batch_keys, has_entropy)
     with _timed(call.metrics, "advantages"):
-        return _advantages(original, call, data, rows, batch_keys, has_entropy, args, kwargs)
+        data = _advantages(original, call, ctx, data, rows, batch_keys, args, kwargs)
+    if call.run.diagnostics is not None:
+        call.metrics.update(call.run.diagnostics.step(ctx, rows, call.trainer.tokenizer))
+    return data
 
 
-def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: bool, args, kwargs):
-    """``_after_base`` once the rows are there."""
-    plan, columns = call.run.plan, {}
+def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -> context.AdvantageContext:
+    """What every method starts from: the batch's rows as turns, with the outputs of the log-prob pass."""
+    plan = call.run.plan
     threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
     turns, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
     mask_RT = data.batch["response_mask"].bool()
     entropy_RT = data.batch["entropy"].float() if has_entropy else None
     if "entropy" in rows.keys():
-        entropy_RT = _padded(rows["entropy"], mask_RT.shape[1]).float()
+        entropy_RT = pad_rows(rows["entropy"], mask_RT.shape[1]).float()
     old_log_probs = data.batch["old_log_probs"].float() if "old_log_probs" in data.batch.keys() else None
     ctx = context.AdvantageContext(
         plan=plan,
@@ -171,11 +172,17 @@ def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: 
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    return ctx
+
+
+def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
+    """Controllers, base estimator and transforms; fills the call's columns and worker info."""
+    columns: dict[str, torch.Tensor] = {}
     call.run.advance(ctx)
-    kwargs["adv_estimator"] = plan.base
+    kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
-    if plan.base in ROUNDED:
+    if ctx.plan.base in ROUNDED:
         _settle_equal_returns(ctx, data)
     advantages, mask = advantage_side.apply_transforms(ctx, data.batch["advantages"])
     if mask is not None:
@@ -189,8 +196,6 @@ def _advantages(original, call: Call, data, rows: Any, batch_keys, has_entropy: 
     ctx.info.update(loss_ranges(ctx))
     call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
-    if call.run.diagnostics is not None:
-        call.metrics.update(call.run.diagnostics.step(ctx, rows, call.trainer.tokenizer))
     return data
 
 
@@ -222,7 +227,7 @@ def _extra_outputs(rows: Any, plan: Plan, width: int) -> dict[str, torch.Tensor]
             raise RuntimeError(
                 f"verl-entropy: the log-prob pass gave no {name}; the training engine is not ours. Check `verl-entropy doctor`."
             )
-        found[name.removeprefix("verl_entropy_")] = _padded(response_from_nested(rows[name], rows["response_mask"]), width)
+        found[name.removeprefix("verl_entropy_")] = pad_rows(response_from_nested(rows[name], rows["response_mask"]), width)
     return found
 
 
