@@ -43,6 +43,12 @@ def _gpu(name: str) -> dict | None:
     return _kept(ROOT / "tests/gpu/results" / f"{name}.json")
 
 
+def _without_saving(timing: dict[str, list[float]]) -> list[float]:
+    """Seconds of every step less those of the checkpoint that the last ones save."""
+    whole, saving = timing["timing_s/step"], timing.get("timing_s/save_checkpoint", [])
+    return [a - b for a, b in zip(whole, [0.0] * (len(whole) - len(saving)) + saving, strict=True)]
+
+
 def gpu_runs() -> str:
     """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16,step}.json, those that are there."""
     what = {
@@ -68,8 +74,7 @@ def gpu_runs() -> str:
             continue
         seconds = {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}
         later = {key: statistics.median(seconds[key][1:]) for key in ("gen", "old_log_prob", "adv", "update_actor")}
-        saved = [0.0] * (len(seconds["step"]) - len(seconds.get("save_checkpoint", []))) + seconds.get("save_checkpoint", [])
-        steps = [step - save for step, save in zip(seconds["step"], saved, strict=True)]
+        steps = _without_saving(r["timing_s"])
         line = (
             f"{head}{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
             f"(generation {later['gen']:.1f}, old log-probs {later['old_log_prob']:.1f}, advantages {later['adv']:.1f}, "
@@ -144,6 +149,12 @@ def gpu_head() -> str:
             f"(median of {row['pairs']} pairs of updates with and without; quartiles {low:.2f} and {high:.2f}). Alone its kernels take "
             f"{device:.1f} ms on the device, {100 * device / update:.2f} %. Weights and Adam: {row['head_state_mb']:.0f} MB."
         )
+        if step := _gpu("step"):
+            timing = step["timing_s"]
+            part = statistics.median(timing["timing_s/update_actor"][1:]) / statistics.median(_without_saving(timing)[1:])
+            lines[-1] += (
+                f" Updates are {100 * part:.0f} % of the step above with these layers, so of that it is {share * part:.2f} %."
+            )
     return "\n\n".join(lines)
 
 
