@@ -8,6 +8,8 @@ import re
 import statistics
 from pathlib import Path
 
+from gpu.report_seams import shares, without_saving
+
 from verl_entropy.commands import table
 
 ROOT = Path(__file__).parents[1]
@@ -43,12 +45,6 @@ def _gpu(name: str) -> dict | None:
     return _kept(ROOT / "tests/gpu/results" / f"{name}.json")
 
 
-def _without_saving(timing: dict[str, list[float]]) -> list[float]:
-    """Seconds of every step less those of the checkpoint that the last ones save."""
-    whole, saving = timing["timing_s/step"], timing.get("timing_s/save_checkpoint", [])
-    return [a - b for a, b in zip(whole, [0.0] * (len(whole) - len(saving)) + saving, strict=True)]
-
-
 def gpu_runs() -> str:
     """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16,step}.json, those that are there."""
     what = {
@@ -74,7 +70,7 @@ def gpu_runs() -> str:
             continue
         seconds = {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}
         later = {key: statistics.median(seconds[key][1:]) for key in ("gen", "old_log_prob", "adv", "update_actor")}
-        steps = _without_saving(r["timing_s"])
+        steps = without_saving(r["timing_s"])
         line = (
             f"{head}{statistics.median(steps[1:]):.1f} s a step without saving, median of the {len(steps) - 1} after the first "
             f"(generation {later['gen']:.1f}, old log-probs {later['old_log_prob']:.1f}, advantages {later['adv']:.1f}, "
@@ -82,13 +78,13 @@ def gpu_runs() -> str:
         )
         ours = seconds.get("verl_entropy/timing_s/diagnostics")
         if name == "step":
-            parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in r["shares"].items())
+            parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in shares(r["timing_s"]).items())
             line += f" Ours in the trainer's process, as shares of a step: {parts}."
         elif ours:
             line += (
                 f" The trainer's part of the diagnostics took {1e3 * ours[0]:.0f} ms in the step with the costly metrics and "
                 f"{1e3 * statistics.median(ours[1:]):.0f} ms in the others, "
-                f"{100 * statistics.median(ours[1:]) / statistics.median(steps[1:]):.2f} %."
+                f"{100 * shares(r['timing_s'])['diagnostics']:.2f} %."
             )
         lines.append(line)
     intro = (
@@ -151,7 +147,7 @@ def gpu_head() -> str:
         )
         if step := _gpu("step"):
             timing = step["timing_s"]
-            part = statistics.median(timing["timing_s/update_actor"][1:]) / statistics.median(_without_saving(timing)[1:])
+            part = statistics.median(timing["timing_s/update_actor"][1:]) / statistics.median(without_saving(timing)[1:])
             lines[-1] += (
                 f" Updates are {100 * part:.0f} % of the step above with these layers, so of that it is {share * part:.2f} %."
             )

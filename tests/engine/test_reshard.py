@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from ranks import ranks_available, run_ranks
+from ranks import need_ranks, run_ranks
 
 from verl_entropy import cli
 from verl_entropy.config import ConfigError
@@ -19,8 +19,7 @@ STRATEGIES = ("fsdp", "fsdp2")
 @pytest.fixture(scope="session", params=[(1, 2), (2, 1)], ids=["1to2", "2to1"])
 def resumed(request, model, tmp_path_factory):
     """Folder, and what the saving and the resuming ranks found."""
-    if ranks_available() < 2:
-        pytest.skip("needs two cards")
+    need_ranks(2)
     before, after = request.param
     folder = tmp_path_factory.mktemp("reshard")
     saved = run_ranks(model, folder / "saved", [f"{s}-save" for s in STRATEGIES], before, "reshard_rank.py")

@@ -3,7 +3,7 @@
 
     python3 tests/gpu/head_cost.py MODEL FILE [--seconds 20] [--micro-batches 1] [--tiny]
 
-MODEL is a name of SHAPES (random weights), FILE the row of results as JSON, written anew after each part. The head runs on the trained
+MODEL is one of make_model.MODELS (random weights), FILE the row of results as JSON, written anew after each part. The head runs on the trained
 tokens of multi-turn rows. The share is the median over pairs of with / without - 1, neighbours in time and in alternating order, so that
 a drift of the clock meets both. Launches and time on the device come from torch's profiler, for the whole update and for each part of
 a head that stands alone. --tiny: small shapes on the CPU, where operators are counted for kernels; its numbers mean nothing.
@@ -25,7 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SHAPES = {"Qwen2.5-1.5B": (1536, 151_936), "SmolLM2-135M": (576, 49_152)}
+from make_model import MODELS, save
+
 MIN_PAIRS, MAX_PAIRS = 5, 31
 """Below five the quartiles say nothing; 31 pairs are enough to see 0.1 % where single updates scatter by 0.5 %."""
 
@@ -47,6 +48,14 @@ class Size:
 
 
 TINY = Size(rows=4, length=48, prompt=16, turns=3, turn=4)
+TINY_MODEL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def mask_row(size: Size):
@@ -92,33 +101,6 @@ def batch(size: Size, vocabulary: int):
         verl_entropy={"step": 1},
     )
     return data
-
-
-def save_model(name: str, folder: Path, tiny: bool) -> int:
-    """The model with random weights on disk; returns the size of its vocabulary."""
-    import tiny_llama
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
-
-    kind = Qwen2Config if name.startswith("Qwen") else LlamaConfig
-    layers, heads, groups, mlp = (28, 12, 2, 8960) if kind is Qwen2Config else (30, 9, 3, 1536)
-    hidden, vocabulary = SHAPES[name]
-    if tiny:
-        hidden, vocabulary, layers, heads, groups, mlp = 32, 64, 2, 4, 2, 64
-    tiny_llama.save(folder)  # for its tokenizer
-    config = kind(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        tie_word_embeddings=True,
-    )
-    with torch.device("cpu" if tiny else "cuda"):
-        built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    built.save_pretrained(folder, max_shard_size="20GB")
-    return vocabulary
 
 
 class Updates:
@@ -296,13 +278,16 @@ def start(tiny: bool) -> None:
 
 
 def measure(name: str, size: Size, args: argparse.Namespace, write: Callable[[dict], None]) -> None:
+    import tiny_llama
     import torch
     from verl.utils import tensordict_utils as tu
 
+    sizes = MODELS[name] | (TINY_MODEL if args.tiny else {})
     row: dict = {"model": name, "tokens": size.tokens, "trained_tokens": int(mask_row(size).sum()) * size.rows}
     with tempfile.TemporaryDirectory() as folder:
-        vocabulary = save_model(name, Path(folder), args.tiny)
-        updates = Updates(folder, batch(size, vocabulary))
+        tiny_llama.save(Path(folder))  # for its tokenizer
+        save(name, Path(folder), **sizes)
+        updates = Updates(folder, batch(size, sizes["vocab_size"]))
     tu.assign_non_tensor(updates.data, max_token_len_per_gpu=-(-size.tokens // args.micro_batches))
     for head in (True, False, True, False):  # compiles, allocates and makes the optimiser's state
         updates.run(head)
@@ -315,15 +300,14 @@ def measure(name: str, size: Size, args: argparse.Namespace, write: Callable[[di
     write(row := row | {f"{key}_{side}": value for side, found in seen.items() for key, value in found.items()})
     device = next(updates.engine.module.parameters()).device
     positions = mask_row(size).repeat(size.rows).nonzero().squeeze(-1).to(device)
-    hidden_size = 32 if args.tiny else SHAPES[name][0]
     with torch.device(device):
-        write(row | {"parts": stages(hidden_size, positions, size.tokens)})
+        write(row | {"parts": stages(sizes["hidden_size"], positions, size.tokens)})
 
 
 def main() -> None:
     begin = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=list(SHAPES))
+    parser.add_argument("model", choices=list(MODELS))
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0, help="time for pairs of updates, at least five of them")
     parser.add_argument("--micro-batches", type=int, default=1, help="that the update is cut into, where one does not fit")

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from head_cost import SHAPES
 from host import describe
+from make_model import MODELS
 
 from verl_entropy.numerics import log_probs_and_entropy
 
@@ -193,13 +193,13 @@ def sections(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[
 
 
 def entropy_of(name: str, tokens: int, repeats: int) -> list[dict]:
-    return [row | {"model": name} for row in entropy_rows(tokens, SHAPES[name][1], repeats)]
+    return [row | {"model": name} for row in entropy_rows(tokens, MODELS[name]["vocab_size"], repeats)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", choices=["head", "entropy"], default=["head", "entropy"])
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16_384, 65_536])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)

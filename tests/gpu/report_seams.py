@@ -31,15 +31,17 @@ def timings(steps: list[dict]) -> dict[str, list[float]]:
     return {key: [round(value, 3) for value in values] for key, values in found.items() if values}
 
 
-def shares(timing: dict[str, list[float]]) -> dict[str, float]:
-    """Our parts of a step without saving: medians of our timers over its median, the first step left out."""
+def without_saving(timing: dict[str, list[float]]) -> list[float]:
+    """Seconds of every step less those of the checkpoint that the last ones save."""
     whole, saving = timing[TIMING + "step"], timing.get(TIMING + "save_checkpoint", [])
-    saving = [0.0] * (len(whole) - len(saving)) + saving  # the last steps save
-    steps = [a - b for a, b in zip(whole, saving, strict=True)][1:]
-    if not steps:
-        return {}
+    return [a - b for a, b in zip(whole, [0.0] * (len(whole) - len(saving)) + saving, strict=True)]
+
+
+def shares(timing: dict[str, list[float]]) -> dict[str, float]:
+    """Our parts of a step without saving, in the trainer's process: medians over the steps after the first."""
+    step = statistics.median(without_saving(timing)[1:])
     ours = {key.removeprefix(OURS): values[1:] for key, values in timing.items() if key.startswith(OURS)}
-    return {name: round(statistics.median(values) / statistics.median(steps), 6) for name, values in ours.items() if values}
+    return {name: statistics.median(values) / step for name, values in ours.items()}
 
 
 def table(timing: dict[str, list[float]]) -> str:
@@ -73,7 +75,6 @@ def main(out: str, name: str, last: str) -> int:
         "seams": rows,
         "last_step": {key: round(float(steps[-1][key]), 6) for key in SEAMS.values()},
         "rollout_probs_diff_mean": float(steps[-1].get("training/rollout_probs_diff_mean", float("nan"))),
-        "shares": shares(timing),
         "timing_s": timing,
     }
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -21,7 +21,8 @@ mkdir -p "$out/checkpoints"
 sleep 1
 echo '{}' > "$out/$name.jsonl"
 steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
-more='"rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [9.5]}, "shares": {"advantages": 0.0004, "diagnostics": 0.002}'
+ours='"verl_entropy/timing_s/advantages": [1, 0.0038], "verl_entropy/timing_s/diagnostics": [1, 0.019]'
+more='"rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [30, 9.5], '"$ours}"
 echo '{"seams": {"a": true}, '"$more"', "steps": '"$steps}" > "$out/$name.json"
 """
 SCRIPT = """import pathlib, sys
@@ -46,7 +47,7 @@ def checkout(tmp_path):
     gpu = tmp_path / "tests/gpu"
     for folder in (gpu, gpu.parent / "engine", gpu.parent / "numerics"):
         folder.mkdir(parents=True)
-    for name in ("run.sh", "stages.py", "host.py"):
+    for name in ("run.sh", "stages.py", "report_seams.py", "host.py"):
         shutil.copy(GPU / name, gpu)
     (gpu.parent / "pytest.ini").write_text("[pytest]\n")
     (gpu / "seams.sh").write_text(SEAMS)
@@ -98,6 +99,7 @@ def test_a_stage_that_fails_stops_no_other(checkout):
 
 
 STEPS = {"timing_s": {"timing_s/step": [9.5]}}
+OURS = {"verl_entropy/timing_s/advantages": [1, 0.012], "verl_entropy/timing_s/diagnostics": [1, 0.01]}
 FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
 
 
@@ -116,7 +118,7 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
         ),
         (
             "step",
-            {"seams": {"a": True}, "steps": [1, 3], "shares": {"advantages": 0.0012, "diagnostics": 0.001}, **STEPS},
+            {"seams": {"a": True}, "steps": [1, 3], "timing_s": {"timing_s/step": [30, 10.0], **OURS}},
             "advantages 0.12%",
         ),
         ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),

@@ -51,7 +51,10 @@ def select_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def pad_rows(column: torch.Tensor, width: int) -> torch.Tensor:
-    """A nested column with zeros behind each row. On the CPU torch's own kernel takes ten times as long for short rows."""
+    """A nested column with zeros behind each row; for the trainer, on the CPU, where torch's own kernel takes ten times as long.
+
+    On a device the check of the lengths would wait for it.
+    """
     if not is_jagged(column):
         return torch.nested.to_padded_tensor(column, padding=0, output_size=(column.size(0), width))
     length = column.offsets().diff()
