@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 from gpu.report_seams import shares, without_saving
@@ -235,6 +236,47 @@ def _own_settings(run: dict, first: dict) -> str:
     return ", ".join(presets + other) or "plain"
 
 
+def _over_seeds(values: list[float | None], digits: int = 2) -> str:
+    """Mean, and the lowest and the highest where there are several."""
+    values = [v for v in values if v is not None]
+    if not values:
+        return ""
+    spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+def _learned_means(runs: list[dict]) -> list[str]:
+    """A row for every method, over its seeds; of the held-out sets the first."""
+    columns = [
+        "run",
+        "settings",
+        "seeds",
+        "held-out success before",
+        "after",
+        "training success at the end",
+        "entropy at the start",
+    ]
+    columns += ["at the end", "detector", "s/step"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name in dict.fromkeys(run["name"] for run in runs):
+        own = [run for run in runs if run["name"] == name]
+        held = [next(iter(run["held_out"].values()), {"values": [None]})["values"] for run in own]
+        verdicts = [run["detector"]["class"].replace("_", " ") for run in own]
+        cells = [
+            name,
+            _own_settings(own[0], runs[0]),
+            str(len(own)),
+            _over_seeds([v[0] for v in held]),
+            _over_seeds([v[-1] for v in held]),
+        ]
+        cells.append(_over_seeds([run["train_success"] and run["train_success"]["last"] for run in own]))
+        cells += [_over_seeds([run["entropy"] and run["entropy"][end] for run in own], 3) for end in ("first", "last")]
+        cells.append(", ".join(f"{n} {kind}" for kind, n in Counter(verdicts).items()) if len(own) > 1 else verdicts[0])
+        cells.append(_over_seeds([run["seconds"].get("step") for run in own], 1))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _learned_rows(runs: list[dict], more: bool) -> list[str]:
     """The table of the runs; with ``more`` also what the recipe's README says of each."""
     columns = ["run", "settings", "steps", "held-out success", "entropy", "detector", "s/step"]
@@ -293,7 +335,10 @@ def learning(more: bool = False, name: str = "results") -> str:
     r = learned(name)
     if r is None:
         return ""
-    return "\n".join([_learned_intro(r), "", *_learned_rows(r["runs"], more), "", _learned_caveat(r)])
+    several = len({run["seed"] for run in r["runs"]}) > 1
+    means = ["Mean over seeds, in brackets the lowest and the highest:", "", *_learned_means(r["runs"]), ""] if several else []
+    each = [] if several and not more else [*_learned_rows(r["runs"], more), ""]
+    return "\n".join([_learned_intro(r), "", *means, *each, _learned_caveat(r)])
 
 
 def learning_limit() -> str:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# A first look at learning: GRPO alone and with SEAL, EPO, AEM, REPO-R and ADAPO, one seed each and equal steps, on TextWorldExpress.
+# A first look at learning: GRPO alone and with SEAL, EPO, AEM, REPO-R and ADAPO, equal steps and the same seeds, on TextWorldExpress.
 #
-#   usage: [STEPS=60] [SEED=0] [CARDS=0] [PER_CARD=1] learn.sh MODEL OUT [RUN...] [-- HYDRA OVERRIDES...]
+#   usage: [STEPS=60] [SEEDS=0] [CARDS=0] [PER_CARD=1] learn.sh MODEL OUT [RUN...] [-- HYDRA OVERRIDES...]
 #
 # MODEL is SmolLM2-135M-Instruct as a Hugging Face checkpoint. A RUN is grpo, seal, epo, aem, repo_r, adapo (all six by default), or one of
 # them with another setting: grpo_lr3e-5 (learning rate), grpo_t0.7 (temperature), grpo_n4 (group size, with as many episodes a step).
-# CARDS=0,1 PER_CARD=2 has four runs at once, two on each card, with smaller micro-batches and caches (some 20 GB of the card and of the host's
-# memory a run) and fewer processes. OUT gets data, the warm start, per run a folder, metrics and a log under
+# SEEDS=0,1 trains every run twice, with other tasks and samples from the same warm start.
+# CARDS=0,1 PER_CARD=2 has four runs at once, two on each card, with smaller micro-batches and caches (some 20 GB of the card and of the
+# host's memory a run) and fewer processes. OUT gets data, the warm start, per run a folder, metrics and a log under
 # runs/, and report.html. What is there already is used: a second call goes on with further runs. Needs Java 17.
 # A run has up to 4,500 threads, those of its 64 Java processes among them: with eight at once kernel.pid_max=32768 was too low.
 set -euo pipefail
@@ -21,7 +22,9 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do names+=("$1") && shift; done
 [ ${#names[@]} -gt 0 ] || names=(grpo seal epo aem repo_r adapo)
 IFS=, read -ra cards <<< "${CARDS:-0}"
 slots=$((${#cards[@]} * ${PER_CARD:-1}))
-seed=${SEED:-0}
+IFS=, read -ra seeds <<< "${SEEDS:-0}"
+runs=()
+for seed in "${seeds[@]}"; do runs+=("${names[@]/%/-$seed}"); done
 if [ $((slots * 4500)) -gt "$(cat /proc/sys/kernel/pid_max)" ]; then
   echo "learn.sh: $slots runs at once may need $((slots * 4500)) threads, and kernel.pid_max is $(cat /proc/sys/kernel/pid_max): threads would" \
     "fail to start. Run sysctl -w kernel.pid_max=4194304, or lower CARDS or PER_CARD." >&2
@@ -68,7 +71,7 @@ warm_start() { # a model of this size needs a higher rate than the recipe's; few
     > "$out/warm_start.log" 2>&1 || { tail -40 "$out/warm_start.log"; return 1; }
 }
 
-settings() { # overrides of a run's name
+settings() { # overrides of a run's name without its seed
   local part parts presets=${1%%_[lnt][r0-9]*}
   [ "$presets" != grpo ] || presets=
   printf '%s\n' "entropy=[$presets]"
@@ -82,17 +85,17 @@ settings() { # overrides of a run's name
   done
 }
 
-train() { # NAME CARD OVERRIDES...
-  local name=$1 card=$2 folder own
+train() { # RUN CARD OVERRIDES..., a RUN is NAME-SEED
+  local run=$1 card=$2 folder own
   shift 2
-  folder=$out/runs/$name-$seed
+  folder=$out/runs/$run
   [ ! -f "$folder/done" ] || return 0
   mkdir -p "$folder"
-  mapfile -t own < <(settings "$name")
+  mapfile -t own < <(settings "${run%-*}")
   if ! CUDA_VISIBLE_DEVICES=$card VERL_FILE_LOGGER_PATH=$folder.jsonl python3 -m verl.trainer.main_ppo --config-dir recipes "+$recipe" \
-    "${own[@]}" "data.folder=$out/data" "data.seed=$seed" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" "${shared[@]}" \
+    "${own[@]}" "data.folder=$out/data" "data.seed=${run##*-}" "actor_rollout_ref.model.path=$(find_warm)" "${fast[@]}" "${shared[@]}" \
     "++algorithm.entropy.diagnostics.run_file.folder=$folder" "trainer.total_training_steps=${STEPS:-60}" \
-    "trainer.experiment_name=$name" "trainer.default_local_dir=$out/checkpoints/$name-$seed" \
+    "trainer.experiment_name=$run" "trainer.default_local_dir=$out/checkpoints/$run" \
     +ray_kwargs.ray_init.address=local +ray_kwargs.ray_init.include_dashboard=False "$@" > "$folder.log" 2>&1; then
     tail -40 "$folder.log"
     return 1
@@ -104,18 +107,18 @@ queue() { # SLOT OVERRIDES...: every run that is this slot's turn, one after the
   local slot=$1 i failed=0
   shift
   sleep $((slot * ${STAGGER:-8})) # verl's start is heaviest in its first seconds
-  for ((i = slot; i < ${#names[@]}; i += slots)); do
-    train "${names[i]}" "${cards[slot % ${#cards[@]}]}" "$@" || failed=1
+  for ((i = slot; i < ${#runs[@]}; i += slots)); do
+    train "${runs[i]}" "${cards[slot % ${#cards[@]}]}" "$@" || failed=1
   done
   return $failed
 }
 
 python3 tests/gpu/host.py "$out/host.json" \
-  "STEPS=${STEPS:-60} SEED=$seed CARDS=${CARDS:-0} PER_CARD=${PER_CARD:-1} learn.sh MODEL OUT ${names[*]} -- $*"
+  "STEPS=${STEPS:-60} SEEDS=${SEEDS:-0} CARDS=${CARDS:-0} PER_CARD=${PER_CARD:-1} learn.sh MODEL OUT ${names[*]} -- $*"
 make_data
 warm_start
 status=0
-for ((slot = 0; slot < slots && slot < ${#names[@]}; slot++)); do queue "$slot" "$@" & done
+for ((slot = 0; slot < slots && slot < ${#runs[@]}; slot++)); do queue "$slot" "$@" & done
 for job in $(jobs -p); do wait "$job" || status=1; done
 verl-entropy report "$out"/runs/*/ --out "$out/report.html"
 exit $status

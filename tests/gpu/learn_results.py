@@ -238,19 +238,20 @@ def draw(result: dict[str, Any]) -> bytes:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.8 + 1.9 * len(panels)), dpi=130, layout="constrained")
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    several = len({r["seed"] for r in runs}) > 1
-    for i, run in enumerate(runs):
-        dash = STYLES[i // len(COLORS) % len(STYLES)]
-        look = {"color": COLORS[i % len(COLORS)], "linewidth": 1.3, "linestyle": dash}
-        label = plain(f"{run['name']}, seed {run['seed']}" if several else run["name"])
+    names, seeds = list(dict.fromkeys(r["name"] for r in runs)), sorted({r["seed"] for r in runs})
+    for run in runs:
+        i, k = names.index(run["name"]), seeds.index(run["seed"])
+        dash = STYLES[(i // len(COLORS) + k) % len(STYLES)]
+        label = plain(f"{run['name']}, seed {run['seed']}" if len(seeds) > 1 else run["name"])
+        look = {"color": COLORS[i % len(COLORS)], "linewidth": 1.3, "linestyle": dash, "label": label}
         for axis, (_, key) in zip(axes, panels, strict=True):
-            _line(axis, run, key, look | {"label": label, "marker": "os^Dv<>P"[i % 8], "markersize": 3.5})
+            _line(axis, run, key, look | {"marker": "os^Dv<>P"[i % 8], "markersize": 3.5})
     for axis, (label, key) in zip(axes, panels, strict=True):
         style(axis, label)
         if key == "entropy":
             axis.set_yscale("log")  # a collapse is an order of magnitude or two, and an eruption as much the other way
             axis.set_ylim(bottom=LEAST)
-            _eruptions(axis, runs)
+            _eruptions(axis, runs, names)
         else:
             axis.set_ylim(bottom=0)
     axes[-1].set_xlabel("training step")
@@ -273,13 +274,14 @@ def _line(axis, run: dict, key: str | None, look: dict) -> None:
     axis.plot(run["series"]["steps"][: len(values)], values, markevery=max(len(values) // 6, 1), **look)
 
 
-def _eruptions(axis, runs: list[dict]) -> None:
-    """A triangle where the detector saw an eruption, in the run's colour and a row of its own."""
+def _eruptions(axis, runs: list[dict], names: list[str]) -> None:
+    """A triangle where the detector saw an eruption, in the method's colour and a row of its own."""
     for i, run in enumerate(runs):
         seen = [e["seen"] for e in run["detector"]["events"] if e["name"] == "eruption"]
         if seen:
             height = [0.97 - 0.06 * (i % 15)] * len(seen)
-            axis.plot(seen, height, "v", markersize=4, color=COLORS[i % len(COLORS)], transform=axis.get_xaxis_transform())
+            color = COLORS[names.index(run["name"]) % len(COLORS)]
+            axis.plot(seen, height, "v", markersize=4, color=color, transform=axis.get_xaxis_transform())
 
 
 def main(arguments: list[str] | None = None) -> int:

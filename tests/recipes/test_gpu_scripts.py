@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tests/gpu without a card: run.sh's order, table and exit code with stages that are stand-ins, and learn_results.py on written runs."""
 
+import copy
 import json
 import os
 import shutil
@@ -194,10 +195,10 @@ def test_every_run_of_learn_composes(started, tmp_path):
     warm.mkdir(parents=True)
     (data / "train_expert.parquet").write_text("")
     done, runs = started(
-        "learn.sh", "grpo", "grpo_lr1e-5", "seal_n4", "adapo", "--", "trainer.test_freq=7", CARDS="0,1", PER_CARD="1"
+        "learn.sh", "grpo", "grpo_lr1e-5", "seal_n4", "adapo", "--", "trainer.test_freq=7", SEEDS="0,3", CARDS="0,1", PER_CARD="1"
     )
     assert done.returncode == 0, done.stderr
-    assert set(runs) == {"grpo-0", "grpo_lr1e-5-0", "seal_n4-0", "adapo-0"}
+    assert set(runs) == {f"{name}-{seed}" for name in ("grpo", "grpo_lr1e-5", "seal_n4", "adapo") for seed in (0, 3)}
     for name, (config, said) in runs.items():
         role = config.actor_rollout_ref
         assert role.model.path == str(warm) and config.trainer.test_freq == 7 and role.actor.ppo_max_token_len_per_gpu == 16384
@@ -205,7 +206,8 @@ def test_every_run_of_learn_composes(started, tmp_path):
         assert config.data.train_batch_size * role.rollout.n == 64 and role.rollout.n == (4 if "n4" in name else 8)
         assert role.actor.optim.lr == (1e-5 if "lr" in name else 3e-5)
         assert ("head: none" in said) == (not name.startswith("seal")), said
-        assert ("clip controller: none" in said) == (name != "adapo-0"), said
+        assert ("clip controller: none" in said) == (not name.startswith("adapo")), said
+        assert config.data.seed == int(name[-1])
         assert config.algorithm.entropy.diagnostics.run_file.folder.endswith(name)
 
 
@@ -306,6 +308,29 @@ def test_the_picture_is_small_and_redrawn_from_the_results_alone(learned, tmp_pa
     assert main(["--redraw", "--to", str(tmp_path)]) == 0
     assert (tmp_path / "results.png").read_bytes() == (to / "results.png").read_bytes()
     assert 10_000 < (to / "results.png").stat().st_size < 150_000
+
+
+def test_several_seeds_are_told_apart_in_the_picture_and_put_together_in_the_readme(learned, tmp_path, monkeypatch):
+    import readme
+
+    to, main = learned
+    result = json.loads((to / "results.json").read_text())
+    runs = [run for run in result["runs"] if run["name"] in ("grpo", "seal")]
+    for run in runs:
+        run["held_out"]["house"]["values"][-1] = 0.5
+    again = [copy.deepcopy(run) | {"seed": 1} for run in runs]
+    again[0]["held_out"]["house"]["values"][-1] = 0.7
+    again[1]["detector"]["class"] = "collapse"
+    (tmp_path / "results.json").write_text(json.dumps(result | {"runs": runs + again}))
+    assert main(["--redraw", "--to", str(tmp_path)]) == 0
+    assert (tmp_path / "results.png").read_bytes() != (to / "results.png").read_bytes()
+    monkeypatch.setattr(readme, "learned", lambda name="results": result | {"runs": runs + again} if name == "results" else None)
+    top, recipe = readme.learning(), readme.learning(more=True)
+    for page in (top, recipe):
+        assert "| grpo | plain | 2 | 0.00 (0.00 to 0.00) | 0.60 (0.50 to 0.70) |" in page and "2 eruption" in page
+        assert "| seal | entropy=[seal] | 2 |" in page and "1 quiet, 1 collapse" in page and "Seeds 0, 1." in page
+        assert "single seed" not in page
+    assert "seal, seed 1" in recipe and "seal, seed 1" not in top
 
 
 def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monkeypatch):

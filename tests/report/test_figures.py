@@ -104,7 +104,17 @@ def test_interference_is_drawn_once_a_trajectory(tmp_path):
 
 
 def test_settings_that_differ_are_listed_without_seeds(tmp_path):
-    configs = [{"lr": 1, "same": 2, "trainer": {"seed": s, "log_dir": str(s)}} for s in (1, 2)] + [{"lr": 2, "same": 2}]
+    configs = [
+        {
+            "lr": 1,
+            "same": 2,
+            "trainer": {"seed": s, "log_dir": str(s), "experiment_name": f"run-{s}"},
+            "actor": {"data_loader_seed": s},
+            "algorithm": {"entropy": {"diagnostics": {"run_file": {"folder": f"/x/{s}"}}}},  # two runs cannot share one
+        }
+        for s in (1, 2)
+    ]
+    configs += [configs[0] | {"lr": 2}]
     runs = load([written(tmp_path / f"r{i}", {P + "entropy": [1.0]}, c) for i, c in enumerate(configs)])
     groups = group(runs)
     assert [len(g.runs) for g in groups] == [2, 1] and differing(groups) == {"lr": [1, 2]}

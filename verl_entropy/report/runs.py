@@ -23,8 +23,8 @@ from verl_entropy.runfile import STEPS, RunFileError, RunReader
 P = "verl_entropy/"
 ENTROPY = (P + "entropy", "actor/entropy", "actor/entropy_loss")
 """Names of the mean token entropy, best first: ours, verl's from the old-log-prob pass, verl's from the update."""
-SEED_KEYS = ("seed", "data_seed", "experiment_name", "project_name")
-"""Last parts of configuration keys in which two seeds of one setting may differ, besides folders (``*_dir``)."""
+_OF_ONE_SEED = re.compile(r"(?:^|\.)(?:(?:\w+_)?seed|experiment_name|project_name|\w+_dir|run_file\.folder)$")
+"""Configuration keys in which two seeds of one setting may differ: seeds, names and where a run writes."""
 JUDGED = P + "judge/degeneracy"
 """Mean score by step of ``verl-entropy judge``; not logged but read from its results."""
 MAX_TURN_STEPS = 100
@@ -183,8 +183,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _of_one_seed(key: str) -> bool:
-    last = key.rsplit(".", 1)[-1]
-    return last in SEED_KEYS or last.endswith("_dir")
+    return _OF_ONE_SEED.search(key) is not None
 
 
 def differing(groups: list[Group]) -> dict[str, list[Any]]:
