@@ -200,7 +200,8 @@ def gpu_clip() -> str:
 
 LEARNED = ROOT / "recipes/first_look/textworld_express"
 LOOKS = {
-    "results": "The methods at the recipe's learning rate",
+    "results": "Three seeds at a third of the recipe's learning rate",
+    "rate_3e-5": "The methods at the recipe's learning rate",
     "learning_rates": "Three learning rates, and the methods from another warm start",
 }
 """Files that ``python tests/gpu/learn_results.py`` wrote, those that are there; the first is also in the top README."""
@@ -246,29 +247,19 @@ def _over_seeds(values: list[float | None], digits: int = 2) -> str:
 
 
 def _learned_means(runs: list[dict]) -> list[str]:
-    """A row for every method, over its seeds; of the held-out sets the first."""
-    columns = [
-        "run",
-        "settings",
-        "seeds",
-        "held-out success before",
-        "after",
-        "training success at the end",
-        "entropy at the start",
-    ]
-    columns += ["at the end", "detector", "s/step"]
+    """A row for every method, over its seeds; of the held-out sets the first, at the first and last validation that all runs have."""
+    held = [next(iter(run["held_out"].values()), {"steps": [], "values": []}) for run in runs]
+    held = [dict(zip(h["steps"], h["values"], strict=True)) for h in held]
+    shared = sorted(set.intersection(*map(set, held)))
+    ends = (shared[0], shared[-1]) if len(shared) > 1 else shared
+    columns = ["run", "settings", "seeds", *(f"held-out success at step {step}" for step in ends)]
+    columns += ["training success at the end", "entropy at the start", "at the end", "detector", "s/step"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name in dict.fromkeys(run["name"] for run in runs):
         own = [run for run in runs if run["name"] == name]
-        held = [next(iter(run["held_out"].values()), {"values": [None]})["values"] for run in own]
         verdicts = [run["detector"]["class"].replace("_", " ") for run in own]
-        cells = [
-            name,
-            _own_settings(own[0], runs[0]),
-            str(len(own)),
-            _over_seeds([v[0] for v in held]),
-            _over_seeds([v[-1] for v in held]),
-        ]
+        cells = [name, _own_settings(own[0], runs[0]), str(len(own))]
+        cells += [_over_seeds([h[step] for h, run in zip(held, runs, strict=True) if run in own]) for step in ends]
         cells.append(_over_seeds([run["train_success"] and run["train_success"]["last"] for run in own]))
         cells += [_over_seeds([run["entropy"] and run["entropy"][end] for run in own], 3) for end in ("first", "last")]
         cells.append(", ".join(f"{n} {kind}" for kind, n in Counter(verdicts).items()) if len(own) > 1 else verdicts[0])

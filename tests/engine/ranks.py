@@ -75,4 +75,4 @@ def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_r
             p.kill()
             log.close()
     assert failed is None, f"rank {failed} of {world}:\n" + Path(f"{out}.log.{failed}").read_text()[-4000:]
-    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(world)]
+    return [torch.load(f"{out}.{rank}", map_location="cpu", weights_only=False) for rank in range(world)]

@@ -42,12 +42,14 @@ fast=(actor_rollout_ref.model.use_remove_padding=True +actor_rollout_ref.model.o
   actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_AND_PIECEWISE
   "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,96,128,192,256,384,512,768,1024]")
 
-# What a run that shares its card or host has less of.
+# What a run that shares its card or host has less of. vLLM stays awake: when it sleeps it checks that the card's used memory fell, which
+# another run on the card may undo ("Memory usage increased after sleeping").
 shared=()
 [ "$slots" -eq 1 ] || shared=(actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
   actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
   +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=3000000000 actor_rollout_ref.rollout.max_num_seqs=64
-  actor_rollout_ref.rollout.agent.num_workers=4 data.env.num_envs=16 reward.num_workers=0 data.dataloader_num_workers=0
+  actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.rollout.agent.num_workers=4 data.env.num_envs=16
+  reward.num_workers=0 data.dataloader_num_workers=0
   transfer_queue.backend.SimpleStorage.num_data_storage_units=1 ray_kwargs.ray_init.num_cpus=16)
 
 make_data() {

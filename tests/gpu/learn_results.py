@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def dump(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any]) -> bytes:
-    """Success on held-out tasks and in training, and entropy, over steps: one line a run."""
+    """Success on held-out tasks and in training, and entropy, over steps: a line for every run, thin where it is one of several seeds."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -238,14 +239,18 @@ def draw(result: dict[str, Any]) -> bytes:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.8 + 1.9 * len(panels)), dpi=130, layout="constrained")
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    names, seeds = list(dict.fromkeys(r["name"] for r in runs)), sorted({r["seed"] for r in runs})
-    for run in runs:
-        i, k = names.index(run["name"]), seeds.index(run["seed"])
-        dash = STYLES[(i // len(COLORS) + k) % len(STYLES)]
-        label = plain(f"{run['name']}, seed {run['seed']}" if len(seeds) > 1 else run["name"])
-        look = {"color": COLORS[i % len(COLORS)], "linewidth": 1.3, "linestyle": dash, "label": label}
+    names = list(dict.fromkeys(r["name"] for r in runs))
+    for i, name in enumerate(names):
+        own = [r for r in runs if r["name"] == name]
+        label = plain(name if len(own) == 1 else f"{name}, mean of {len(own)}")
+        look = {"color": COLORS[i % len(COLORS)], "linestyle": STYLES[i // len(COLORS) % len(STYLES)]}
         for axis, (_, key) in zip(axes, panels, strict=True):
-            _line(axis, run, key, look | {"marker": "os^Dv<>P"[i % 8], "markersize": 3.5})
+            lines = [_curve(run, key) for run in own]
+            for line in lines if len(lines) > 1 else ():
+                axis.plot(*line, **look, linewidth=0.6, alpha=0.45)
+            steps, values = _shared_mean(lines)
+            marks = {"marker": "os^Dv<>P"[i % 8], "markersize": 3.5, "markevery": max(len(steps) // 6, 1)}
+            axis.plot(steps, values, **look, **marks, linewidth=1.3, label=label)
     for axis, (label, key) in zip(axes, panels, strict=True):
         style(axis, label)
         if key == "entropy":
@@ -263,15 +268,22 @@ def draw(result: dict[str, Any]) -> bytes:
     return png(figure)
 
 
-def _line(axis, run: dict, key: str | None, look: dict) -> None:
-    """A series with few marks; of the held-out sets the first, a mark a validation."""
+def _curve(run: dict, key: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a series; without a key, success of the first of the held-out sets."""
     if key is None:
         first = next(iter(run["held_out"].values()), {"steps": [], "values": []})
-        axis.plot(first["steps"], first["values"], **look)
-        return
-    values = [np.nan if v is None else v for v in run["series"].get(key, ())]
-    values = np.maximum(values, LEAST) if key == "entropy" else values
-    axis.plot(run["series"]["steps"][: len(values)], values, markevery=max(len(values) // 6, 1), **look)
+        steps, values = first["steps"], first["values"]
+    else:
+        values = run["series"].get(key, [])
+        steps = run["series"]["steps"][: len(values)]
+    values = np.array([np.nan if v is None else v for v in values])
+    return np.array(steps), np.maximum(values, LEAST) if key == "entropy" else values
+
+
+def _shared_mean(lines: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over the steps that all lines have: with one that ended, a mean would jump."""
+    steps = reduce(np.intersect1d, (at for at, _ in lines))
+    return steps, np.mean([values[np.isin(at, steps)] for at, values in lines], axis=0)
 
 
 def _eruptions(axis, runs: list[dict], names: list[str]) -> None:

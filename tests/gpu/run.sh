@@ -15,9 +15,9 @@
 #   step       three steps with the layers of Qwen2.5-1.5B, and our share of them
 #   head       what SEAL's head costs an update
 #   overheads  memory and time of entropy with gradient by path
-# presets and kernels run while seams starts (its steps are timed), fp16 and the tests beside resume, and the last three alone at the end,
-# because they time. A stage that fails stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest
-# besides a training installation.
+# What does not time runs while seams starts (its steps are timed), fp16 and the engine's tests beside resume, and the last three alone
+# at the end, because they time. With two cards visible the engine's tests run on two ranks, too. A stage that fails stops no other; the
+# exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 all=(seams resume fp16 presets engine kernels numerics clip step head overheads)
@@ -64,39 +64,41 @@ resume() {
   NAME=resume STEPS=6 bash "$here/seams.sh" "$model" "$out" trainer.v1.trainer_mode=colocate_async
 }
 
+apart() { # NAME STEPS MODEL OVERRIDES...: a training in a folder of its own
+  local name=$1 steps=$2 model=$3
+  shift 3
+  NAME=$name STEPS=$steps bash "$here/seams.sh" "$model" "$out/$name" "$@" && cp "$out/$name/$name.json" "$out"
+}
+
 fp16() { # with smaller micro-batches and cache, since it shares the card
   local actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout
   rm -rf "$out/fp16"
-  NAME=fp16 STEPS=2 bash "$here/seams.sh" "$model" "$out/fp16" "++$actor.fsdp_config.mixed_precision.param_dtype=fp16" "$rollout.dtype=float16" \
+  apart fp16 2 "$model" "++$actor.fsdp_config.mixed_precision.param_dtype=fp16" "$rollout.dtype=float16" \
     "$actor.ppo_max_token_len_per_gpu=16384" "$rollout.log_prob_max_token_len_per_gpu=32768" \
-    "$rollout.gpu_memory_utilization=0.1" "$rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4000000000" &&
-    cp "$out/fp16/fp16.json" "$out"
+    "$rollout.gpu_memory_utilization=0.1" "$rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4000000000"
 }
 
 step() { # as a recipe for one card: gradient checkpointing, 32,768 tokens a micro-batch
   local actor=actor_rollout_ref.actor
   rm -rf "$out/step"
   python3 "$here/make_model.py" "$model" "$out/step/model" &&
-    NAME=step STEPS=3 bash "$here/seams.sh" "$out/step/model" "$out/step" actor_rollout_ref.model.enable_gradient_checkpointing=True \
-      "$actor.ppo_max_token_len_per_gpu=32768" actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=65536 \
-      "$actor.checkpoint.save_contents=[model]" &&
-    cp "$out/step/step.json" "$out" && rm -r "$out/step/model" "$out/step/checkpoints"
+    apart step 3 "$out/step/model" actor_rollout_ref.model.enable_gradient_checkpointing=True "$actor.ppo_max_token_len_per_gpu=32768" \
+      actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=65536 "$actor.checkpoint.save_contents=[model]" &&
+    rm -r "$out/step/model" "$out/step/checkpoints"
 }
 
+run presets tests presets engine/test_presets_engine.py & presets=$!
 {
   run kernels tests kernels numerics/test_kernels.py
-  run presets tests presets engine/test_presets_engine.py
-} & beside=$!
-run seams seams
-wait "$beside"
-{
   run numerics python3 "$here/numerics.py" --json "$out/numerics.json"
   run clip python3 "$here/clip_sides.py" "$model" --json "$out/clip.json"
-  run engine tests engine engine --ignore engine/test_presets_engine.py
-} & beside=$!
+} & maths=$!
+run seams seams
+wait "$presets" "$maths"
+run engine tests engine engine --ignore engine/test_presets_engine.py & engine=$!
 run fp16 fp16 & half=$!
 run resume resume
-wait "$beside" "$half"
+wait "$engine" "$half"
 run step step
 run head python3 "$here/overheads.py" --sections head --models Qwen2.5-1.5B --json "$out/head.json"
 run overheads python3 "$here/overheads.py" --sections entropy --json "$out/overheads.json"
