@@ -12,7 +12,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_entropy import plan
 from verl_entropy.estimators.equal_returns import zero_equal_returns
-from verl_entropy.glue import trainer
+from verl_entropy.glue import advantage_side
 from verl_entropy.turns import build_turns
 
 
@@ -86,10 +86,8 @@ def test_who_gets_it(settings, zeroes, capsys):
         raw["algorithm"]["entropy"]["transforms"] = ["aem"]
     chosen = plan.read(raw)
     verls, turns = batch([[-1.2] * 8])
-    data = types.SimpleNamespace(batch={"advantages": verls})
     ctx = types.SimpleNamespace(plan=chosen, turns=turns, metrics={})
-    trainer._warn_of_rounding.cache_clear()
-    trainer._settle_equal_returns(ctx, data)
-    assert bool(data.batch["advantages"].any()) != zeroes
+    advantage_side._warn_of_rounding.cache_clear()
+    assert bool(advantage_side.settle_equal_returns(ctx, verls).any()) != zeroes
     assert ctx.metrics["verl_entropy/equal_returns/rounding"] == pytest.approx(0.1057, abs=1e-3)
     assert ("equal_returns=zero" in capsys.readouterr().err) != zeroes

@@ -94,6 +94,32 @@ def neutral_advantages() -> dict:
     return out
 
 
+def equal_returns() -> dict:
+    """A group whose rows all have one score: verl-agent's GRPO leaves a rounding error, with a method of ours it is 0."""
+    out = {}
+    for setting in ("zero", "verl"):
+        config, chosen = prepared(
+            "+entropy=aem", "algorithm.entropy.aem.temperature=0", f"+algorithm.entropy.equal_returns={setting}"
+        )
+        batches = batch_for("grpo", 5, True), batch_for("grpo", 5, True)
+        group = torch.from_numpy(batches[0].non_tensor_batch["uid"] == "g0")
+        last_R = batches[0].batch["response_mask"].sum(-1) - 1
+        # which scores have a mean that is not themselves depends on their number
+        score = max((-0.1, -0.7, -1.2, -3.3, -9.9), key=lambda v: (torch.full((int(group.sum()),), v).mean() - v).abs())
+        for data in batches:
+            data.batch["token_level_rewards"][group, last_R[group]] = score
+        theirs = ray_trainer.compute_advantage(batches[0], **fit_arguments(config)).batch["advantages"]
+        mine, metrics = ours(config, chosen, batches[1])
+        mine = mine.batch["advantages"]
+        out[setting] = {
+            "theirs": float(theirs[group].abs().max()),
+            "ours": float(mine[group].abs().max()),
+            "others_equal": torch.equal(theirs[~group], mine[~group]),
+            "metric": metrics["verl_entropy/equal_returns/rounding"],
+        }
+    return out
+
+
 def row_statistics() -> dict:
     """Largest difference of ours with statistics=row to verl-agent's own functions, copies included."""
     out = {}
@@ -332,6 +358,7 @@ def main() -> None:
             "changed": fingerprints.changed(fingerprints.home()),
             "neutral_advantages": neutral_advantages(),
             "row_statistics": row_statistics(),
+            "equal_returns": equal_returns(),
             "neutral_update": neutral_update(),
             "entropy_order": entropy_order(),
             "loss_side": loss_side(),

@@ -22,6 +22,13 @@ def test_row_statistics_give_verl_agents_values(results, estimator):
     assert results(SCRIPT)["row_statistics"][estimator] < 1e-6
 
 
+@pytest.mark.parametrize("setting", ["zero", "verl"])
+def test_equal_returns_give_no_advantage_where_verl_agents_grpo_rounds(results, setting):
+    found = results(SCRIPT)["equal_returns"][setting]
+    assert found["theirs"] > 1e-3 and found["metric"] == pytest.approx(found["theirs"], rel=1e-5)
+    assert found["ours"] == (0 if setting == "zero" else found["theirs"]) and found["others_equal"]
+
+
 def test_neutral_update_is_verl_agents_bit_for_bit(results):
     found = results(SCRIPT)["neutral_update"]
     assert found["parameters"] and found["moved"]

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
+from verl_entropy import plugin
+from verl_entropy.estimators.equal_returns import ROUNDED, zero_equal_returns
 from verl_entropy.estimators.gigpo import gigpo
 from verl_entropy.estimators.group_norm import group_norm
 from verl_entropy.estimators.loop import loop
@@ -23,6 +26,9 @@ from verl_entropy.transforms.repo_d import repo_d
 from verl_entropy.transforms.repo_r import repo_r
 from verl_entropy.transforms.result import TransformResult
 from verl_entropy.turns import Packed, nested_token_weight, padded
+
+NOTICED = 1e-3
+"""An advantage by rounding that is worth a warning."""
 
 # ----------------------------------------------------------------------------- estimators
 
@@ -47,6 +53,27 @@ def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
     advantages_K, metrics = ESTIMATORS[name](ctx, ctx.plan.estimator.settings)
     ctx.metrics.update({f"verl_entropy/{name}/{key}": value for key, value in metrics.items()})
     return ctx.turns.to_tokens(advantages_K)
+
+
+def settle_equal_returns(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> torch.Tensor:
+    """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a warning, if that was chosen."""
+    if ctx.plan.base not in ROUNDED:
+        return advantages_RT
+    fixed_RT, rounding = zero_equal_returns(advantages_RT, ctx.turns)
+    ctx.metrics["verl_entropy/equal_returns/rounding"] = rounding
+    if ctx.plan.zeroes_equal_returns:
+        return fixed_RT
+    if rounding > NOTICED:
+        _warn_of_rounding()
+    return advantages_RT
+
+
+@functools.cache
+def _warn_of_rounding() -> None:
+    plugin.say(
+        "WARNING: verl's GRPO gives groups whose trajectories all have the same return an advantage by rounding "
+        "(verl_entropy/equal_returns/rounding). Set +algorithm.entropy.equal_returns=zero."
+    )
 
 
 # ----------------------------------------------------------------------------- transforms

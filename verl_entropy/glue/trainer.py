@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import patched, plugin
+from verl_entropy import patched
 from verl_entropy.config import ConfigError
-from verl_entropy.estimators.equal_returns import ROUNDED, zero_equal_returns
 from verl_entropy.glue import advantage_side, context, driver, queue, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
 from verl_entropy.glue.rows import MARK, pad_rows, settle
@@ -48,9 +47,6 @@ class Call:
 
 TRAINERS_OWN = ("log_probs", "rm_scores", "rollout_log_probs", "token_level_rewards")
 """Columns of tensors that verl's trainer reads and no worker: the log-prob pass's raw output, scores, the sampler's log-probs."""
-
-NOTICED = 1e-3
-"""An advantage by rounding that is worth a warning."""
 
 _call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
 
@@ -182,9 +178,8 @@ def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows:
     kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
-    if ctx.plan.base in ROUNDED:
-        _settle_equal_returns(ctx, data)
-    advantages, mask = advantage_side.apply_transforms(ctx, data.batch["advantages"])
+    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
+    advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
         columns["response_mask"] = columns["loss_mask"] = data.batch["response_mask"]
@@ -197,24 +192,6 @@ def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows:
     call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
     return data
-
-
-def _settle_equal_returns(ctx: context.AdvantageContext, data) -> None:
-    """Take verl's rounding error off groups of equal returns, or say that it is there."""
-    advantages, rounding = zero_equal_returns(data.batch["advantages"], ctx.turns)
-    ctx.metrics["verl_entropy/equal_returns/rounding"] = rounding
-    if ctx.plan.zeroes_equal_returns:
-        data.batch["advantages"] = advantages
-    elif rounding > NOTICED:
-        _warn_of_rounding()
-
-
-@functools.cache
-def _warn_of_rounding() -> None:
-    plugin.say(
-        "WARNING: verl's GRPO gives groups whose trajectories all have the same return an advantage by rounding "
-        "(verl_entropy/equal_returns/rounding). Set +algorithm.entropy.equal_returns=zero."
-    )
 
 
 def _extra_outputs(rows: Any, plan: Plan, width: int) -> dict[str, torch.Tensor]:

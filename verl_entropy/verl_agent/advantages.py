@@ -104,8 +104,9 @@ def _diagnostics(run: Run, ctx: AdvantageContext) -> dict[str, float]:
 
 
 def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:
-    ctx.advantages_RT = rows.unique(data.batch["advantages"])
-    if not ctx.plan.transforms:
+    advantages_UT = rows.unique(data.batch["advantages"])
+    ctx.advantages_RT = advantage_side.settle_equal_returns(ctx, advantages_UT)
+    if not ctx.plan.transforms and ctx.advantages_RT is advantages_UT:
         return
     ctx.advantages_RT, keep_UT = advantage_side.apply_transforms(ctx, ctx.advantages_RT)
     if keep_UT is not None:
