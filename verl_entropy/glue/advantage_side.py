@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import torch
 
-from verl_entropy import plugin
 from verl_entropy.estimators.equal_returns import ROUNDED, zero_equal_returns
 from verl_entropy.estimators.gigpo import gigpo
 from verl_entropy.estimators.group_norm import group_norm
@@ -55,8 +55,8 @@ def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
     return ctx.turns.to_tokens(advantages_K)
 
 
-def settle_equal_returns(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> torch.Tensor:
-    """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a warning, if that was chosen."""
+def settle_equal_returns(ctx: AdvantageContext, advantages_RT: torch.Tensor, say: Callable[[str], None]) -> torch.Tensor:
+    """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a word about it, if that was chosen."""
     if ctx.plan.base not in ROUNDED:
         return advantages_RT
     fixed_RT, rounding = zero_equal_returns(advantages_RT, ctx.turns)
@@ -64,13 +64,13 @@ def settle_equal_returns(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> 
     if ctx.plan.zeroes_equal_returns:
         return fixed_RT
     if rounding > NOTICED:
-        _warn_of_rounding()
+        _warn_of_rounding(say)
     return advantages_RT
 
 
 @functools.cache
-def _warn_of_rounding() -> None:
-    plugin.say(
+def _warn_of_rounding(say: Callable[[str], None]) -> None:
+    say(
         "WARNING: verl's GRPO gives groups whose trajectories all have the same return an advantage by rounding "
         "(verl_entropy/equal_returns/rounding). Set +algorithm.entropy.equal_returns=zero."
     )
