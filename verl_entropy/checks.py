@@ -15,6 +15,9 @@ from verl_entropy.plan import Plan
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
 
+UNCLIPPED = ("gpg", "sapo", "dro", "kl_cov")
+"""Losses of verl that do not read ``clip_ratio_high``."""
+
 # Estimators of verl whose advantage compares the rollouts of one prompt.
 GROUP_BASES = ("grpo", "rloo", "opo", "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo")
 
@@ -66,9 +69,10 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
             f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
         )
-    if lookup(raw, "distillation.enabled", False) and (plan.loss or plan.clip or plan.regularizer or plan.seal):
+    if lookup(raw, "distillation.enabled", False):
         raise ConfigError(
-            "distillation.enabled=True: its loss replaces verl's ppo_loss, which the regulariser, loss and head use."
+            "distillation.enabled=True: its loss replaces verl's ppo_loss, in which verl-entropy works and shows that it does. "
+            "Set distillation.enabled=False, or choose nothing of verl-entropy."
         )
 
 
@@ -109,8 +113,19 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"{config.ALGORITHM_PATH}.log_probs=verl: {', '.join(users)} reads the logits in our pass. "
             f"Set {config.ALGORITHM_PATH}.log_probs=auto."
         )
+    if plan.clip is not None and plan.loss_mode in UNCLIPPED:
+        raise ConfigError(
+            f"{config.POLICY_LOSS_PATH}.loss_mode={plan.loss_mode}: has no upper clip bound, which {plan.clip.name} moves, so it would "
+            "do nothing. Set loss_mode=vanilla or gspo."
+        )
+    fused = lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False)
+    if fused and plan.entropy.log_probs == "chunked":
+        raise ConfigError(
+            f"{config.ALGORITHM_PATH}.log_probs=chunked: the fused head of actor_rollout_ref.model.use_fused_kernels=True gives no "
+            "logits to it. Set one of them otherwise."
+        )
     needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
-    if lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False) and needs_logits:
+    if fused and needs_logits:
         raise ConfigError(
             "actor_rollout_ref.model.use_fused_kernels=True: the fused head returns bf16 entropy and no logits or hidden "
             "states. Set actor_rollout_ref.model.use_fused_kernels=False."
@@ -145,9 +160,44 @@ def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
         )
 
 
+BOUNDED = {
+    "repo_r": ("zeta", "zeta_min", "zeta_max"),
+    "repo_d": ("zeta", "zeta_min", "zeta_max"),
+    "entropy_bonus": ("coef", "coef_min", "coef_max"),
+    "adapo": ("eps_high", "eps_min", "eps_max"),
+}
+"""Settings that a controller moves, and their bounds."""
+ORDERED = {
+    "entrocraft": (("start_low", "start_high"), ("end_low", "end_high")),
+    "entrocraft_switch": (("start_low", "start_high"), ("end_low", "end_high")),
+    "epo": (("kappa_low", "kappa_high"),),
+}
+"""Lower and upper edges."""
+
+
+def _check_bounds(plan: Plan) -> None:
+    """Settings that must fit each other."""
+    for choice in plan.choices:
+        s, path = choice.settings, choice.algorithm.path
+        for low, high in ORDERED.get(choice.name, ()):
+            if getattr(s, low) > getattr(s, high):
+                raise ConfigError(
+                    f"{path}.{low}={getattr(s, low)}: above {high}={getattr(s, high)}. Set {low} to at most {high}."
+                )
+        if choice.name not in BOUNDED or not getattr(s, "adaptive", True):
+            continue
+        name, low, high = BOUNDED[choice.name]
+        if not getattr(s, low) <= getattr(s, name) <= getattr(s, high):
+            raise ConfigError(
+                f"{path}.{name}={getattr(s, name)}: it is moved between {low}={getattr(s, low)} and {high}={getattr(s, high)}, and must "
+                f"start there. Set {name} or the bounds" + (f", or {path}.adaptive=false." if hasattr(s, "adaptive") else ".")
+            )
+
+
 def check(plan: Plan, raw: Mapping[str, Any]) -> None:
     """Raise ConfigError on the first thing that would make the run fail later or do nothing in silence."""
     _check_presets(plan)
+    _check_bounds(plan)
     _check_trainer(plan, raw)
     _check_advantages(plan, raw)
     _check_loss(plan, raw)

@@ -108,7 +108,7 @@ class RepoD:
     center: str = setting("exact", "centring of the log-probability: by the entropy, or by a mean", choices=CENTERS)
     scope: str = setting("batch", "what the expectation runs over", choices=("batch", "group", "per_token"))
     clamp: bool = setting(False, "stop beta at 0 where entropy is rising already")
-    skip_zero_groups: bool = setting(False, "leave out groups whose advantages are all zero")
+    skip_zero_groups: bool = setting(True, "leave out groups whose advantages are all zero, which the paper drops")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class EA:
     """Entropy-based advantage shaping: A + min(alpha H, |A| / kappa) (arXiv 2506.14758)."""
 
     alpha: float = setting(0.4, "weight of the entropy (.4 GRPO, .1 PPO)", ge=0.0)
-    kappa: float = setting(2.0, "bound of the bonus, in parts of the advantage", gt=0.0)
+    kappa: float = setting(2.0, "bound of the bonus, in parts of the advantage", ge=1.0)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,16 @@ class Turns:
         """Trained tokens of each row, long."""
         return row_lengths(self.mask_RT)
 
+    @cached_property
+    def trained_K(self) -> Tensor:
+        """Turns with a trained token left, bool: a transform or a rejection may have taken all of a turn's."""
+        return self.sum(self.mask_RT) > 0 if self._thinned else torch.ones_like(self.row_K, dtype=torch.bool)
+
+    @cached_property
+    def _thinned(self) -> bool:
+        """Whether some tokens of turns are not trained."""
+        return int(self.tokens_R.sum()) != len(self._tokens_N)
+
     def pack(self, x_RT: Tensor | Packed) -> Tensor:
         """The trained tokens of (R, T) row by row, fp32 (N,), without gradient; kept for the next call, so never write into it."""
         if isinstance(x_RT, Packed):
@@ -140,6 +150,12 @@ class Turns:
     def mean(self, x_RT: Tensor) -> Tensor:
         """Mean over the tokens of each turn; (R, T) -> (K,), fp32. Positions outside turns are never read."""
         return self.sum(x_RT) / self.lengths_K
+
+    def trained_mean(self, x_RT: Tensor) -> Tensor:
+        """Mean over the trained tokens of each turn; (R, T) -> (K,), fp32, NaN for a turn without one."""
+        if not self._thinned:
+            return self.mean(x_RT)
+        return self.sum(torch.where(self.mask_RT, x_RT, 0.0)) / self.sum(self.mask_RT)
 
     def scale(self, x_RT: Tensor, v_K: Tensor) -> Tensor:
         """Tokens times the number of their turn; (R, T). Positions outside turns come out with no meaning."""

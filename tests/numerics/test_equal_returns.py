@@ -48,7 +48,7 @@ def batch(scores, turns=3, tokens=4):
 def test_verls_rounding_is_taken_off_and_nothing_else():
     scores = [[-1.2] * 8, [10.0] * 8, [-1.2] * 7 + [9.8], [-0.4] * 8, [0.3], [9.8, -1.2, -1.2, 9.6]]
     verls, turns = batch(scores)
-    fixed, rounding = zero_equal_returns(verls, turns)
+    fixed, rounding = zero_equal_returns(verls, turns, turns.score_J, turns.group_J)
     rows = np.cumsum([0] + [3 * len(s) for s in scores])
     assert verls[0, 0] == pytest.approx(-0.1057, abs=1e-3) and rounding == pytest.approx(0.1057, abs=1e-3)  # what it is about
     for g in (0, 1, 3):
@@ -60,14 +60,14 @@ def test_verls_rounding_is_taken_off_and_nothing_else():
 
 def test_a_batch_without_equal_returns_comes_back_as_it_is():
     verls, turns = batch([[1.0, 0.0, 1.0], [0.5, 0.25]])
-    fixed, rounding = zero_equal_returns(verls, turns)
+    fixed, rounding = zero_equal_returns(verls, turns, turns.score_J, turns.group_J)
     assert fixed is verls and rounding == 0.0
 
 
 def test_what_is_not_finite_stays():
     verls, turns = batch([[-1.2] * 8, [1.0, 0.0]])
     verls[0, 0] = float("nan")
-    fixed, _ = zero_equal_returns(verls, turns)
+    fixed, _ = zero_equal_returns(verls, turns, turns.score_J, turns.group_J)
     assert torch.equal(fixed.isnan(), verls.isnan()) and torch.equal(fixed[8:], verls[8:])
 
 

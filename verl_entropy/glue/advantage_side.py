@@ -14,7 +14,6 @@ from verl_entropy.estimators.gigpo import gigpo
 from verl_entropy.estimators.group_norm import group_norm
 from verl_entropy.estimators.loop import loop
 from verl_entropy.glue.context import AdvantageContext
-from verl_entropy.regularizers.siren import peak_mask
 from verl_entropy.seal.loss import mixed_group_weight, success_label
 from verl_entropy.transforms.aem import aem, sign_mask
 from verl_entropy.transforms.aepo import aepo
@@ -55,11 +54,18 @@ def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
     return ctx.turns.to_tokens(advantages_K)
 
 
-def settle_equal_returns(ctx: AdvantageContext, advantages_RT: torch.Tensor, say: Callable[[str], None]) -> torch.Tensor:
-    """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a word about it, if that was chosen."""
+def settle_equal_returns(
+    ctx: AdvantageContext, advantages_RT: torch.Tensor, say: Callable[[str], None], return_R: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a word about it, if that was chosen.
+
+    ``return_R``: the rows' returns, where the base compares rows of one turn; None: it compares trajectories.
+    """
     if ctx.plan.base not in ROUNDED:
         return advantages_RT
-    fixed_RT, rounding = zero_equal_returns(advantages_RT, ctx.turns)
+    turns = ctx.turns
+    compared = (turns.score_J, turns.group_J) if return_R is None else (return_R[turns.row_K], turns.group_K)
+    fixed_RT, rounding = zero_equal_returns(advantages_RT, turns, *compared)
     ctx.metrics["verl_entropy/equal_returns/rounding"] = rounding
     if ctx.plan.zeroes_equal_returns:
         return fixed_RT
@@ -171,7 +177,7 @@ TRANSFORMS = {
 
 def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks."""
-    keep_RT, advantages = None, advantages_RT
+    keep_RT, advantages, turns = None, advantages_RT, ctx.turns
     for choice in ctx.plan.transforms:
         result = TRANSFORMS[choice.name](ctx, advantages, choice.settings)
         advantages = result.advantages
@@ -188,7 +194,8 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
             f"{ctx.step}; check rewards and log-probs of this batch (verl's metric rollout_probs_diff, NaN in rm_scores)."
         )
     if keep_RT is not None and not bool((keep_RT & ctx.mask_RT).any()):
-        # An empty batch has no mean: keep the tokens, and let them train nothing.
+        # An empty batch has no mean: keep the tokens, without an advantage.
+        ctx.turns = turns
         ctx.metrics["verl_entropy/empty_after_mask"] = 1.0
         return torch.zeros_like(advantages_RT), None
     return advantages_RT, keep_RT
@@ -213,6 +220,6 @@ def worker_columns(ctx: AdvantageContext) -> dict[str, torch.Tensor]:
     if regularizer.name == "epo" and regularizer.settings.history == "turn":
         columns["verl_entropy_turn"] = turns.to_tokens(turns.index_K.float())
     if regularizer.name == "siren":
-        peak_RT = peak_mask(ctx.fields["nucleus_entropy"], ctx.mask_RT, regularizer.settings.tau)
-        columns["verl_entropy_peak"] = peak_RT.float()
+        # the state's, which hbar is over, as far as a transform left them
+        columns["verl_entropy_peak"] = (ctx.fields["peak"] & ctx.mask_RT).float()
     return columns

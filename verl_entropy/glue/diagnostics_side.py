@@ -134,9 +134,9 @@ class DiagnosticsSide:
     # ------------------------------------------------------------------ run file
 
     def open(self, config: Any) -> None:
-        """Open the run file, before anything is trained."""
+        """Open the run file, before anything is trained; a run that only validates would begin a training run's file anew."""
         s = self.settings.run_file
-        if s.folder is None or self.writer is not None:
+        if s.folder is None or self.writer is not None or config.trainer.get("val_only", False):
             return
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         name = str(config.trainer.get("experiment_name") or "")
@@ -276,7 +276,9 @@ def _cosine(gram_JJ: torch.Tensor, group_J: torch.Tensor) -> float:
 
 
 def _coordinates(mean_JD: torch.Tensor) -> list[list[float]]:
-    """Principal components of the representations, at most COORDINATES."""
+    """Principal components of the representations, at most COORDINATES; none where a hidden state is not finite."""
+    if not bool(torch.isfinite(mean_JD).all()):
+        return [[] for _ in range(len(mean_JD))]
     centred = mean_JD.double() - mean_JD.double().mean(0)
     left, scale, _ = torch.linalg.svd(centred, full_matrices=False)
     return [[round(v, 5) for v in row] for row in (left * scale)[:, :COORDINATES].tolist()]

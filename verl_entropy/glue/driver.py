@@ -47,12 +47,14 @@ def _retarget(node: DictConfig, target: str, path: str) -> None:
     node["_target_"] = target
 
 
-def check_names(chosen: plan.Plan) -> None:
-    """The base and the loss must be registered by now; names of ours must really be ours."""
+def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
+    """The base and the loss must be registered by now, or by the modules of the user that verl imports later; ours must be ours."""
     from verl.trainer.ppo import core_algos
+    from verl.utils.import_utils import import_external_libs
 
     from verl_entropy.glue import registration
 
+    import_external_libs(external_lib)
     if chosen.base not in core_algos.ADV_ESTIMATOR_REGISTRY:
         known = ", ".join(sorted(core_algos.ADV_ESTIMATOR_REGISTRY))
         raise ConfigError(f"algorithm.adv_estimator={chosen.base}: not registered. Known: {known}.")
@@ -73,8 +75,8 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     if not chosen.active:
         return None
     checks.check(chosen, _plain(config))
-    check_names(chosen)
     arr = config.actor_rollout_ref
+    check_names(chosen, arr.model.get("external_lib"))
     with open_dict(config):
         _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
         _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")

@@ -213,7 +213,8 @@ class EntropyEngineMixin:
         outputs = {"log_probs": log_probs_N}
         if with_entropy:
             outputs["entropy"] = entropy_N
-        outputs.update(self._logit_outputs(logits_NV, scale))
+        if with_entropy or torch.is_grad_enabled():  # not under LoRA's reference, which is this engine without the adapter
+            outputs.update(self._logit_outputs(logits_NV, scale))
 
         def full(values_N: torch.Tensor) -> torch.Tensor:
             if predicting is None:
@@ -228,14 +229,14 @@ class EntropyEngineMixin:
         """Outputs of methods that read the logits themselves; each works in chunks."""
         if self.engine_config.forward_only or not (self.engine_config.vocab_centre or self.engine_config.nucleus):
             return {}
-        if scale is not None:
-            logits_NV = logits_NV / scale.clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
         outputs = {}
         if self.engine_config.vocab_centre and not torch.is_grad_enabled():
-            outputs[VOCAB_CENTRE] = vocab_centre(logits_NV)
+            outputs[VOCAB_CENTRE] = vocab_centre(logits_NV, temperature=scale)
         if self.engine_config.nucleus:
             nucleus = self.engine_config.nucleus
-            outputs[NUCLEUS_ENTROPY] = nucleus_entropy(logits_NV, nucleus["top_p"], crossing=nucleus["crossing"])
+            outputs[NUCLEUS_ENTROPY] = nucleus_entropy(
+                logits_NV, nucleus["top_p"], crossing=nucleus["crossing"], temperature=scale
+            )
         return outputs
 
     # ---- sample of the diagnostics ----------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class EntropyEngineMixin:
             temperature = _token_temperature(output_args, micro_batch["input_ids"])
             temperature_N = temperature.index_select(0, predicting.packed_N.index_select(0, token_N))
             logits_NV = predicting.logits(output.logits, token_N)
-            logits_NV = logits_NV / temperature_N.clamp(min=1e-8).unsqueeze(-1).to(logits_NV.dtype)
+            logits_NV = logits_NV.float() / temperature_N.float().clamp(min=1e-8).unsqueeze(-1)
         states_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, predicting.model_N.index_select(0, token_N))
         answer_N = micro_batch["responses"].values().index_select(0, token_N)
         self._collector.add(states_ND, logits_NV, answer_N, code_N.index_select(0, token_N))

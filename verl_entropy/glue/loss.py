@@ -15,7 +15,7 @@ import torch
 
 from verl_entropy.glue import loss_side
 from verl_entropy.glue.context import LossContext, use_loss
-from verl_entropy.glue.loss_tools import lengths, response_RT
+from verl_entropy.glue.loss_tools import clip_bounds, lengths, response_RT
 from verl_entropy.glue.trainer_keys import NUM_ROWS, WORKER_INFO
 from verl_entropy.losses.clip import masked_log_ratio
 from verl_entropy.losses.gspo import sequence_ratio
@@ -76,7 +76,7 @@ def _clip_sides(config, ctx: LossContext) -> None:
         ratio = sequence_ratio(log_prob, old, ctx.mask_RT)
     else:
         ratio = masked_log_ratio(log_prob, old, ctx.mask_RT).exp()
-    low, high = config.clip_ratio_low, config.clip_ratio_high
+    low, high = clip_bounds(config)
     ctx.token_means["clipfrac_high"] = ((ratio > 1 + high) & (advantages > 0)).float()
     ctx.token_means["clipfrac_low"] = ((ratio < 1 - low) & (advantages < 0)).float()
 
@@ -116,6 +116,7 @@ def _slice_at_once(module: ModuleType) -> None:
 
 def wrap(module: ModuleType) -> None:
     """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
+    from verl.utils import tensordict_utils as tu
     from verl.workers.utils import losses
 
     _slice_at_once(losses)
@@ -127,6 +128,8 @@ def wrap(module: ModuleType) -> None:
         if plan is None:
             return original(config=config, model_output=model_output, data=data, dp_group=dp_group)
         ctx = _context(plan, model_output, data)
+        if not ctx.num_tokens:  # a transform took all of the mini-batch, and verl would divide 0 by 0
+            tu.assign_non_tensor(data, batch_num_tokens=1)
         _move_clip(config, ctx)
         with use_loss(ctx):
             total, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)

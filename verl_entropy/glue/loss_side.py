@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from verl_entropy.glue.context import LossContext
-from verl_entropy.glue.loss_tools import response_RT
+from verl_entropy.glue.loss_tools import clip_bounds, response_RT
 from verl_entropy.glue.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
 from verl_entropy.losses.aepo import aepo
 from verl_entropy.losses.steer import steer
@@ -112,6 +112,9 @@ def _seal(ctx: LossContext, s) -> torch.Tensor:
     else:
         label_N = ctx.micro_batch["verl_entropy_label"].index_select(0, row_N)
     weight_N = ctx.micro_batch["verl_entropy_head_weight"].index_select(0, row_N) if s.skip_uniform_groups else None
+    if s.label == "advantage":  # tokens that rollout correction rejected have an advantage of 0, which is no label
+        kept_N = ctx.micro_batch["response_mask"].values().index_select(0, token_N).to(logits_N.dtype)
+        weight_N = kept_N if weight_N is None else weight_N * kept_N
     loss = seal_loss(logits_N, label_N, None, row_weight_R=weight_N).sum()
     ctx.token_sums["seal/loss"] = loss
     ctx.token_sums.update({f"seal/{k}": v.sum() for k, v in seal_parts(logits_N, label_N, None).items()})
@@ -138,6 +141,7 @@ def _old_entropy(ctx: LossContext, log_prob: torch.Tensor) -> torch.Tensor:
 
 
 def _steer(ctx: LossContext, s, config, log_prob, old_log_prob, advantages, mask_RT):
+    low, high = clip_bounds(config)
     return steer(
         log_prob,
         old_log_prob,
@@ -147,21 +151,22 @@ def _steer(ctx: LossContext, s, config, log_prob, old_log_prob, advantages, mask
         mode=s.mode,
         w_min=s.w_min,
         w_max=s.w_max,
-        eps_low=config.clip_ratio_low,
-        eps_high=config.clip_ratio_high,
+        eps_low=low,
+        eps_high=high,
         dual_clip=config.clip_ratio_c,
         **ctx.info.get("steer", {}),
     )
 
 
 def _aepo(ctx: LossContext, s, config, log_prob, old_log_prob, advantages, mask_RT):
+    low, high = clip_bounds(config)
     return aepo(
         log_prob,
         old_log_prob,
         advantages,
         mask_RT,
-        eps_low=config.clip_ratio_low,
-        eps_high=config.clip_ratio_high,
+        eps_low=low,
+        eps_high=high,
         dual_clip=config.clip_ratio_c,
     )
 

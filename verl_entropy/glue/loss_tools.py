@@ -29,6 +29,12 @@ def trained_positions(micro_batch, packed: bool, shift: int, token_N: torch.Tens
     return token_N + (prompt_end_R + shift).index_select(0, row_N)
 
 
+def clip_bounds(config) -> tuple[float, float]:
+    """How far the ratio may go below and above 1, as verl reads it: ``clip_ratio`` where ``clip_ratio_low`` or ``_high`` is null."""
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    return (config.clip_ratio if low is None else low), (config.clip_ratio if high is None else high)
+
+
 def response_RT(values: torch.Tensor, data, width: int) -> torch.Tensor:
     """Model output of the full sequences (nested, or packed (tokens,)) as a padded response tensor (R, width).
 

@@ -58,7 +58,8 @@ class EpoState:
         k = min(ctx.step - 1, total)
         hbar, beta = self.history.mean(), self._beta(k, total)
         if s.history == "turn":
-            self.history.append(ctx.turns.mean(ctx.entropy_RT), ctx.turns.index_K)
+            trained_K = ctx.turns.trained_K
+            self.history.append(ctx.turns.trained_mean(ctx.entropy_RT)[trained_K], ctx.turns.index_K[trained_K])
         elif ctx.entropy is not None:
             self.history.append(ctx.entropy)
         decay = epo.epo_released_weight(k, total) if s.entropy_decay else 1.0
@@ -88,6 +89,7 @@ class SirenState:
         peak_RT = peak_mask(nucleus_RT, ctx.mask_RT, self.settings.tau)
         hbar = float(masked_row_mean(nucleus_RT, peak_RT))
         anchor = self.anchor.update(hbar)
+        ctx.fields["peak"] = peak_RT
         ctx.metrics["verl_entropy/siren/hbar"] = hbar
         ctx.metrics["verl_entropy/siren/anchor"] = anchor
         return {"hbar": hbar, "anchor": anchor}

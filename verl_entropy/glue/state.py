@@ -28,20 +28,24 @@ class Run:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.methods = methods_state.stateful_methods(plan)
+        self._said: tuple[int, dict[str, Any]] | None = None
         self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
     def advance(self, ctx) -> None:
         """Take the iteration's entropy into the context, step every method's state, and leave what it says in ``ctx.info``.
 
         One source of the entropy estimate everywhere: the mean over the batch's trained tokens of the entropy that verl's
-        old-log-prob pass gives, before any update of this step.
+        old-log-prob pass gives, before any update of this step. Where a step has several batches of one policy (separate_async),
+        the first one moves the states.
         """
         ctx.entropy = batch_entropy(ctx)
         if ctx.entropy is not None:
             ctx.metrics["verl_entropy/entropy"] = ctx.entropy
         ctx.info["step"] = ctx.step
+        before = self._said[1] if self._said is not None and self._said[0] == ctx.step else {}
         for name, method in self.methods.items():
-            ctx.info[name] = method.step(ctx)
+            ctx.info[name] = method.step(ctx) if name not in before or name == "siren" else before[name]
+        self._said = ctx.step, {name: ctx.info[name] for name in self.methods}
 
     def state_dict(self) -> dict[str, Any]:
         """State of every method by its name; ``load`` restores it."""
@@ -127,8 +131,14 @@ def load(run: Run, folder: Path) -> None:
             f"was written with the same methods, or set {ALGORITHM_PATH}.allow_missing_state=true to start it afresh."
         )
     for name in run.methods:
-        if name in saved:
-            run.methods[name].load_state_dict(saved[name])
+        if name in saved and not (saved[name] == {} and run.plan.entropy.allow_missing_state):
+            try:
+                run.methods[name].load_state_dict(saved[name])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"{path}: the state of {name} was written with other settings ({error}). Resume with those settings, or start it "
+                    f'afresh: remove {name!r} under "state" in that file and set {ALGORITHM_PATH}.allow_missing_state=true.'
+                ) from None
     if run.diagnostics is not None:
         run.diagnostics.load_state_dict(content.get("diagnostics"))
 

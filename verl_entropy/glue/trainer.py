@@ -95,6 +95,8 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
     padding_R = np.array([str(u).startswith(PAD_UID) for u in uid_R])
     extra = [dict(row) for row in rows["extra_fields"]]
     score_R = data.batch["token_level_rewards"].float().sum(-1)
+    # before a KL penalty, whose estimate can be of either sign
+    earned_R = data.batch["token_level_scores"].float().sum(-1)
 
     turns = build_turns(
         data.batch["response_mask"].bool(),
@@ -104,7 +106,7 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
         padding_R=torch.as_tensor(padding_R),
         score_R=score_R,
         turn_fields=_turn_fields(extra, padding_R),
-        success_R=_success(extra, score_R, threshold),
+        success_R=_success(extra, earned_R, threshold),
         spans_mask_RT=pad_rows(rows["response_mask"], width).bool(),
     )
     return turns, extra
@@ -182,7 +184,9 @@ def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows:
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
-        columns["response_mask"] = columns["loss_mask"] = data.batch["response_mask"]
+        columns["response_mask"] = data.batch["response_mask"]
+        # verl's rejection leaves this one as it is: what it rejects stays in the denominator
+        columns["loss_mask"] = pad_rows(rows["response_mask"], mask.shape[1]) * mask
         ctx.mask_RT = data.batch["response_mask"].bool()
     data.batch["advantages"] = ctx.advantages_RT = advantages
     columns.update(advantage_side.worker_columns(ctx))

@@ -37,26 +37,32 @@ def _nucleus_chunk(logits: Tensor, top_p: float, crossing: str) -> tuple[Tensor,
     return entropy, last.squeeze(-1), number - (ordered > last).sum(-1)
 
 
+def _scaled(logits: Tensor, temperature: Tensor | None, start: int, size: int, dtype: torch.dtype) -> Tensor:
+    """A chunk of the logits in compute precision, divided by the temperature there."""
+    chunk = logits[start : start + size].to(dtype)
+    return chunk if temperature is None else chunk / temperature[start : start + size].to(dtype).unsqueeze(-1)
+
+
 class _NucleusEntropy(torch.autograd.Function):
     """Keeps three numbers per token for backward; the kept set is rebuilt from the least kept logit."""
 
     @staticmethod
-    def forward(ctx, logits, top_p, crossing, chunk_size):
+    def forward(ctx, logits, top_p, crossing, chunk_size, temperature):
         dtype = _compute_dtype(logits)
-        parts = [_nucleus_chunk(c.to(dtype), top_p, crossing) for c in logits.split(chunk_size)]
-        entropy, last, ties = (torch.cat(p) for p in zip(*parts, strict=True))
-        ctx.save_for_backward(logits, entropy, last, ties)
+        scaled = (_scaled(logits, temperature, start, chunk_size, dtype) for start in range(0, len(logits), chunk_size))
+        entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(c, top_p, crossing) for c in scaled), strict=True))
+        ctx.save_for_backward(logits, entropy, last, ties, temperature)
         ctx.chunk_size = chunk_size
         return entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        logits, entropy, last, ties = ctx.saved_tensors
+        logits, entropy, last, ties, temperature = ctx.saved_tensors
         out = torch.empty_like(logits)
         for start in range(0, len(logits), ctx.chunk_size):
             rows = slice(start, start + ctx.chunk_size)
-            x, edge = logits[rows].to(entropy.dtype), last[rows].unsqueeze(-1)
+            x, edge = _scaled(logits, temperature, start, ctx.chunk_size, entropy.dtype), last[rows].unsqueeze(-1)
             tied = x == edge
             kept = (x > edge) | (tied & (tied.cumsum(-1, dtype=torch.int32) <= ties[rows].unsqueeze(-1)))
             log_prob = x.masked_fill(~kept, -math.inf)
@@ -64,17 +70,20 @@ class _NucleusEntropy(torch.autograd.Function):
             log_prob = log_prob - log_prob.logsumexp(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).min)
             prob = log_prob.exp()
             slope = -(log_prob.masked_fill_(prob == 0.0, 0.0) + entropy[rows].unsqueeze(-1)) * prob
-            out[rows] = (slope * grad[rows].unsqueeze(-1)).to(out.dtype)
-        return out, None, None, None
+            rate = grad[rows] if temperature is None else grad[rows] / temperature[rows].to(entropy.dtype)
+            out[rows] = (slope * rate.unsqueeze(-1)).to(out.dtype)
+        return out, None, None, None, None
 
 
-def nucleus_entropy(logits: Tensor, top_p: float = 0.8, *, crossing: str = "include", chunk_size: int = 128) -> Tensor:
+def nucleus_entropy(
+    logits: Tensor, top_p: float = 0.8, *, crossing: str = "include", chunk_size: int = 128, temperature: Tensor | None = None
+) -> Tensor:
     """Entropy of the policy restricted to its nucleus and renormalised, in nats, with gradient.
 
         u_v = pi_v / sum_{w in nucleus} pi_w,   H = -sum_{v in nucleus} u_v log u_v
         dH / dz_v = -u_v (log u_v + H) inside the nucleus, 0 outside
 
-    ``logits`` [..., V], already divided by the temperature; the result [...] is fp32 (fp64 for fp64 logits).
+    ``logits`` [..., V], divided by ``temperature`` [...] in fp32 (None: 1); the result [...] is fp32 (fp64 for fp64 logits).
     ``crossing``: "include" is the standard nucleus, the least set whose probability reaches ``top_p``;
     "exclude" leaves out the token that crosses it, as the authors' code does: a token with pi_1 >= top_p then
     has an empty nucleus, entropy 0 and no gradient. Ties at the edge are cut by vocabulary order. ``top_p``
@@ -94,7 +103,8 @@ def nucleus_entropy(logits: Tensor, top_p: float = 0.8, *, crossing: str = "incl
     flat = logits.reshape(-1, logits.shape[-1])
     if not len(flat):
         return flat.sum(-1, dtype=_compute_dtype(logits)).view(logits.shape[:-1])
-    return _NucleusEntropy.apply(flat, bound, crossing, max(1, chunk_size)).view(logits.shape[:-1])
+    temperature = None if temperature is None else temperature.detach().reshape(-1).clamp(min=1e-8)
+    return _NucleusEntropy.apply(flat, bound, crossing, max(1, chunk_size), temperature).view(logits.shape[:-1])
 
 
 @torch.no_grad()

@@ -22,11 +22,12 @@ def aem(
     """A'_{r,t} = alpha_r A_{r,t}: turns of low entropy inside their prompt group weigh more; (R, T).
 
     ``entropy_RT`` are the token entropies (nats) of the pass that gives old_log_probs; no gradient flows into
-    them. ``temperature=0`` returns ``advantages_RT`` itself. See ``aem_weights`` for alpha.
+    them. H_r is over trained tokens, and a turn
+    without one is in no group. ``temperature=0`` returns ``advantages_RT`` itself. See ``aem_weights`` for alpha.
     """
     if temperature == 0:
         return advantages_RT
-    entropy_K = turns.mean(entropy_RT.detach())
+    entropy_K = turns.trained_mean(entropy_RT.detach())
     alpha_K = aem_weights(entropy_K, turns, temperature=temperature, min_range=min_range, min_group=min_group)
     return turns.scale(advantages_RT, alpha_K)
 
@@ -68,7 +69,7 @@ def sign_mask(advantages_RT: Tensor, entropy_RT: Tensor, turns: Turns, *, drop: 
     """
     if drop not in ("positive", "negative"):
         raise ValueError(f"drop={drop!r}: allowed are positive, negative.")
-    entropy_K = turns.mean(entropy_RT.detach()).double()
+    entropy_K = turns.trained_mean(entropy_RT.detach()).double()
     finite_K = torch.isfinite(entropy_K)
     relative_K = torch.zeros_like(entropy_K)  # a turn whose entropy is not finite is kept
     relative_K[finite_K] = center_by_group(entropy_K[finite_K], turns.group_K[finite_K], turns.num_groups)

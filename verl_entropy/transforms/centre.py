@@ -20,9 +20,14 @@ def _sum_in_group(value_R: Tensor, turns: Turns) -> Tensor:
     return total.index_add_(0, group_R, value_R)[group_R]
 
 
+ROUNDING = 1e-6
+"""Mean size of advantages that is rounding: verl's RLOO leaves 1e-7 on groups of equal returns."""
+
+
 def active_rows(advantages_N: Tensor, turns: Turns) -> Tensor:
-    """Rows of a prompt group in which any advantage differs from 0, bool [R]."""
-    return _sum_in_group(row_sums(advantages_N.abs(), turns.tokens_R), turns) > 0
+    """Rows of a prompt group in which any advantage differs from 0 by more than rounding, bool [R]."""
+    size_R = _sum_in_group(row_sums(advantages_N.abs(), turns.tokens_R), turns)
+    return size_R > ROUNDING * _sum_in_group(turns.tokens_R.to(size_R.dtype), turns)
 
 
 def scope_mean(x_N: Tensor, turns: Turns, scope: str, active_R: Tensor | None = None) -> Tensor:

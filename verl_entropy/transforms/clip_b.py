@@ -13,8 +13,11 @@ from verl_entropy.turns import Packed, Turns
 
 
 def discriminator(log_prob: Tensor, entropy: Tensor) -> Tensor:
-    """S = pi (H + log pi): raising the token's logit by e changes the entropy by -e S, to first order (any shape)."""
-    return (log_prob + entropy).mul_(log_prob.exp())
+    """S = pi (H + log pi): raising the token's logit by e changes the entropy by -e S, to first order (any shape).
+
+    0 where it is not finite: the limit at pi = 0, and one NaN must not take the batch's mean and standard deviation with it.
+    """
+    return (log_prob + entropy).mul_(log_prob.exp()).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def clip_b(

@@ -14,10 +14,10 @@ from verl_entropy.turns import Packed, Turns
 
 
 @torch.no_grad()
-def vocab_centre(logits: Tensor, chunk_size: int = 256) -> Tensor:
+def vocab_centre(logits: Tensor, chunk_size: int = 256, *, temperature: Tensor | None = None) -> Tensor:
     """N = sum_v pi_v^2 (H + log pi_v), the expectation of S = pi (H + log pi) under the policy; fp32, without gradient.
 
-    ``logits`` [..., V], already divided by the temperature; the result has shape [...]. A logit of -inf is a
+    ``logits`` [..., V], divided by ``temperature`` [...] in fp32 (None: 1); the result has shape [...]. A logit of -inf is a
     token of probability 0 and adds nothing. Works in fp32 on ``chunk_size`` tokens at a time, so it needs
     about 3 x chunk_size x V x 4 bytes (0.47 GB for a vocabulary of 152 k) and one pass over the logits.
 
@@ -27,7 +27,10 @@ def vocab_centre(logits: Tensor, chunk_size: int = 256) -> Tensor:
     flat = logits.reshape(-1, logits.shape[-1])
     centre = torch.empty(len(flat), dtype=torch.float32, device=logits.device)
     for rows in range(0, len(flat), max(1, chunk_size)):
-        log_prob = torch.log_softmax(flat[rows : rows + chunk_size].float(), dim=-1)
+        part = flat[rows : rows + chunk_size].float()
+        if temperature is not None:
+            part = part / temperature.reshape(-1, 1)[rows : rows + chunk_size].float().clamp(min=1e-8)
+        log_prob = torch.log_softmax(part, dim=-1)
         prob = log_prob.exp()
         log_prob.masked_fill_(prob == 0.0, 0.0)
         weighted = prob * log_prob
@@ -70,7 +73,7 @@ def clip_v(
     """
     check_keep_settings(mu, max_frac)
     score_N = discriminator(turns.pack(log_prob_RT), turns.pack(entropy_RT))
-    distance_N = turns.pack(vocab_centre_RT) - score_N
+    distance_N = (turns.pack(vocab_centre_RT) - score_N).nan_to_num_(0.0, 0.0, 0.0)
     _, std = mean_and_std(distance_N, correction=0)
     if std < MIN_STD or mu == float("inf"):
         outside_N = torch.zeros_like(distance_N, dtype=torch.bool)

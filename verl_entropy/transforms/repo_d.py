@@ -24,7 +24,7 @@ def repo_d(
     center: str = "exact",
     scope: str = "batch",
     clamp: bool = False,
-    skip_zero_groups: bool = False,
+    skip_zero_groups: bool = True,
 ) -> TransformResult:
     """Advantage minus a multiple of the centred log-probability that is proportional to the predicted loss of entropy.
 
@@ -46,13 +46,14 @@ def repo_d(
       ``clamp`` stops beta at 0;
     - ``center`` of L: as in REPO-R;
     - prompt groups whose advantages are all 0: the paper drops them from the batch. Where they are still in
-      it, the formula gives them -beta L; ``skip_zero_groups`` leaves them out of the mean and unchanged.
+      it, ``skip_zero_groups`` (default) leaves them out of the mean and unchanged; without it the formula gives them -beta L.
 
     zeta is moved by ``TargetEntropyController`` (1e-3, x2 / :2, [1e-3, 10]). Neutral: zeta = 0 returns A.
     """
     if scope not in SCOPES:
         raise ValueError(f"scope={scope!r}: allowed are {', '.join(SCOPES)}.")
     advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
+    count = max(len(advantages_N), 1)
     centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
     loss_N = log_prob_N.exp().mul_(centred_N).mul_(advantages_N)
     if scope == "per_token":
@@ -61,12 +62,12 @@ def repo_d(
         active_R = active_rows(advantages_N, turns) if skip_zero_groups else None
         beta = zeta * scope_mean(loss_N, turns, scope, active_R)
         if active_R is not None:
+            count = max(int((turns.tokens_R * active_R).sum()), 1)
             beta = beta * spread(active_R, turns.tokens_R)
     beta = beta.clamp_min(0.0) if clamp else beta
-    count = max(len(advantages_N), 1)
     metrics = {
         "zeta": zeta,
-        "predicted_entropy_change": -float(loss_N.sum()) / count,
+        "predicted_entropy_change": -float(loss_N.sum()) / max(len(advantages_N), 1),
         "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / count,
     }
     return TransformResult(Packed(torch.addcmul(advantages_N, centred_N, beta, value=-1.0), turns), metrics=metrics)

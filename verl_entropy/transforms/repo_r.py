@@ -44,7 +44,8 @@ def repo_r(
     """
     advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
     centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
-    shaped_N = torch.addcmul(advantages_N, advantages_N.clamp_min(0.0), centred_N, value=-zeta)
+    # not by max(A, 0): 0 times a log-probability of -inf is NaN
+    shaped_N = torch.where(advantages_N > 0.0, torch.addcmul(advantages_N, advantages_N, centred_N, value=-zeta), advantages_N)
     if keep_sign:
         shaped_N = torch.maximum(shaped_N, advantages_N.clamp_max(0.0))
     return TransformResult(Packed(shaped_N, turns), metrics={"zeta": zeta})

@@ -105,7 +105,9 @@ def _diagnostics(run: Run, ctx: AdvantageContext) -> dict[str, float]:
 
 def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:
     advantages_UT = rows.unique(data.batch["advantages"])
-    ctx.advantages_RT = advantage_side.settle_equal_returns(ctx, advantages_UT, settings.say)
+    ctx.advantages_RT = advantage_side.settle_equal_returns(
+        ctx, advantages_UT, settings.say, rows.unique(data.batch["token_level_rewards"]).sum(-1)
+    )
     if not ctx.plan.transforms and ctx.advantages_RT is advantages_UT:
         return
     ctx.advantages_RT, keep_UT = advantage_side.apply_transforms(ctx, ctx.advantages_RT)
