@@ -51,6 +51,7 @@ def test_a_sound_configuration_passes():
         ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", 2, "Set it to 1"),
         ("distillation.enabled", True, "distillation"),
         ("algorithm.entropy.presets", {"gigpo": True, "loop": True}, "both set the estimator"),
+        ("actor_rollout_ref.actor.policy_loss.epo", {"kappa_low": 3.0}, "kappa_low=3.0: above kappa_high=2.0"),
     ],
 )
 def test_refused_with_the_fix(path, value, says):
@@ -72,3 +73,48 @@ def test_a_foreign_engine_is_refused(monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "other")
     with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other"):
         checks.check(plan.read(BASE), BASE)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "actor", "says"),
+    [
+        ({"transforms": ["ea"], "ea": {"kappa": 0.5}}, {}, "kappa"),
+        ({"transforms": ["entrocraft"], "entrocraft": {"start_low": 0.8}}, {}, "start_low=0.8: above start_high=0.7"),
+        ({"transforms": ["repo_d"], "repo_d": {"zeta": 0.0}}, {}, "must start there"),
+        ({"transforms": ["repo_r"], "repo_r": {"zeta": 0.5}}, {}, "zeta_max=0.1"),
+        ({}, {"regularizer": "entropy_bonus", "entropy_bonus": {"coef": 0.0, "adaptive": True}}, "adaptive=false"),
+        ({}, {"clip_controller": "adapo", "adapo": {"eps_high": 0.5}}, "eps_max=0.3"),
+        ({}, {"clip_controller": "adapo", "adapo": {}, "loss_mode": "sapo"}, "has no upper clip bound"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused_at_start(entropy, actor, says):
+    raw = copy.deepcopy(BASE)
+    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": entropy}
+    raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"} | actor, "seal": None}
+    with pytest.raises(ConfigError, match=says):
+        checks.check(plan.read(raw), raw)
+
+
+@pytest.mark.parametrize("bonus", [{"coef": 0.0}, {"coef": 1e-3, "adaptive": True}])
+def test_a_coefficient_that_nobody_moves_needs_no_bounds(bonus):
+    raw = copy.deepcopy(BASE)
+    raw["actor_rollout_ref"]["actor"]["policy_loss"] = {
+        "loss_mode": "vanilla",
+        "regularizer": "entropy_bonus",
+        "entropy_bonus": bonus,
+    }
+    checks.check(plan.read(raw), raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("distillation.enabled", "distillation"), ("actor_rollout_ref.model.use_fused_kernels", "log_probs=chunked")],
+)
+def test_what_would_fail_at_the_first_update_is_refused_for_the_advantage_side_alone(path, says):
+    raw = copy.deepcopy(BASE)
+    raw["algorithm"]["entropy"]["log_probs"] = "chunked"
+    raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"}, "seal": None}
+    checks.check(plan.read(raw), raw)
+    _set(raw, path, True)
+    with pytest.raises(ConfigError, match=says):
+        checks.check(plan.read(raw), raw)

@@ -15,6 +15,7 @@ from verl_entropy.losses.steer import steer
 from verl_entropy.numerics import aggregate
 from verl_entropy.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.regularizers.siren import masked_row_mean, nucleus_entropy, peak_mask, siren_loss, siren_surrogate
+from verl_entropy.transforms.clip_v import vocab_centre
 from verl_entropy.transforms.repo_r import repo_r
 
 
@@ -122,6 +123,24 @@ def test_sirens_surrogate_in_micro_batches_has_the_gradient_of_the_whole_loss(pa
         aggregate(local, peaks[part], "seq-mean-token-mean", num_tokens=None, num_rows=rows).backward()
     assert_close(shared.grad, z.grad, atol=1e-12, rtol=1e-6)
     assert bool(z.grad.any())
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_nucleus_entropy_and_clip_vs_centre_divide_by_the_temperature_in_fp32(temperature):
+    logits = 4 * torch.randn(9, 50, generator=torch.Generator().manual_seed(2)).bfloat16()
+    scale_N = torch.full((9,), temperature)
+    exact = logits.double() / temperature
+    assert_close(
+        nucleus_entropy(logits, 0.8, chunk_size=4, temperature=scale_N).double(),
+        nucleus_entropy(exact, 0.8),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+    assert_close(vocab_centre(logits, 4, temperature=scale_N).double(), vocab_centre(exact).double(), atol=1e-5, rtol=1e-5)
+
+    z = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    scales = torch.tensor([0.7, 1.0, temperature], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: nucleus_entropy(x, 0.8, chunk_size=2, temperature=scales), (z,), eps=1e-7)
 
 
 def test_nucleus_entropy_gradcheck():
