@@ -284,15 +284,15 @@ def aggregate(
 ) -> Tensor:
     """The share of a micro-batch in the aggregate of the global mini-batch; all shares add up to it.
 
-    The five modes of verl's ``agg_loss`` have its values. ``nested-mean`` is the token mean under the weights
+    The five modes of verl's ``agg_loss`` have its values for the same counts. ``nested-mean`` is the token mean under the weights
     of ``turns.nested_token_weight``: the mean over trajectories of turns of tokens (Eq. 4 of EPO, arXiv
     2509.22576). Counts are never guessed from the micro-batch.
 
     Args:
         x_RT: per-token matrix; masked positions may hold anything and get no gradient.
         num_tokens: trained tokens of the global mini-batch over all ranks (token-mean, nested-mean).
-        num_rows: rows of the global mini-batch over all ranks (seq-mean-*); verl counts those with a trained
-            token.
+        num_rows: rows of the global mini-batch over all ranks that have a trained token (seq-mean-*). verl's trainer
+            passes ppo_mini_batch_size * n to its own losses instead, whatever the rows are.
         dp_size: ranks whose gradients FSDP averages; the result is scaled by it.
         weight: weight of each row (R,) or token (R, T); denominators stay as they are.
         scale_factor: divisor of seq-mean-token-sum-norm, constant over the training.

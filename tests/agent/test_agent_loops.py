@@ -12,7 +12,7 @@ from agent_envs import RELEASE, Trouble
 from agent_fakes import answer, build, play, tokenizer
 
 from verl_entropy.agent.multispan import SpanAgentLoop
-from verl_entropy.agent.pool import PoolBroken, close_all
+from verl_entropy.agent.pool import BROKEN, PoolBroken, close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
 from verl_entropy.config import ConfigError
 from verl_entropy.turns import build_turns
@@ -306,9 +306,18 @@ class TestBoth:
         (session,), _ = play(cls, {**TROUBLE, "kwargs": {"fail_at_reset": 1}}, up, response_length=99)
         assert session[-1].extra_fields["success"] and "game file is broken" in session[-1].extra_fields["env_error"]
 
-    def test_an_environment_that_always_fails_ends_the_run(self, cls):
+    def test_an_environment_that_always_fails_ends_the_run(self, cls, monkeypatch):
+        import transfer_queue
+
+        told = []
+
+        async def put(key, partition_id, tag):
+            told.append((partition_id, tag["message"]))
+
+        monkeypatch.setattr(transfer_queue, "async_kv_put", put)
         sessions, _ = play(cls, {**TROUBLE, "max_env_failures": 4, "num_envs": 1}, script("crash"), n=8)
         assert sessions[:2] == [[], []] and isinstance(sessions[-1], PoolBroken)
+        assert (BROKEN, str(sessions[-1])) in told and "max_env_failures=4" in told[0][1]
 
     def test_a_wrong_name_ends_the_run_at_once(self, cls):
         (error,), _ = play(cls, {"name": "household_of_mine"}, up)

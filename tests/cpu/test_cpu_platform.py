@@ -187,6 +187,19 @@ def test_the_replay_buffer_polls_often_and_keeps_its_filtering(build_replay_buff
     assert filtered.refill_fn is not None and filtered.poll_interval == 0.5
 
 
+def test_a_worker_whose_environments_cannot_be_used_ends_the_run_at_the_next_poll(build_replay_buffer, monkeypatch):
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    from verl_entropy.agent.pool import BROKEN
+
+    buffer, listed = build_replay_buffer(), {"train": {"a": {"is_prompt": True, "global_steps": 1, "status": "failure"}}}
+    monkeypatch.setattr(replay_buffer.tq, "kv_list", lambda: listed)
+    buffer._sync_metadata_from_transfer_queue()  # a failed prompt alone is verl's to handle
+    listed[BROKEN] = {"worker_7": {"message": "4 failures in a row, data.env.max_env_failures=4"}}
+    with pytest.raises(RuntimeError, match=r"cannot go on: 4 failures in a row"):
+        buffer._sync_metadata_from_transfer_queue()
+
+
 @pytest.mark.parametrize("value", [0, -1, True, "soon"])
 def test_a_bad_poll_interval_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"sampler_kwargs\.poll_interval="):

@@ -76,7 +76,7 @@ def advantages(config, engine, data, run):
     for row, key in enumerate(keys()[: GROUPS * SESSIONS * TURNS]):
         scores[row, padded["response_mask"][row].sum() - 1] = 1.0 if key.split("_")[1] == "0" else -1.0
     proto = DataProto(batch=padded)
-    proto.batch["token_level_rewards"] = scores
+    proto.batch["token_level_scores"] = proto.batch["token_level_rewards"] = scores
     proto.non_tensor_batch["uid"] = np.array([k.split("_")[0] for k in keys()], dtype=object)
     call = trainer.Call(
         trainer=SimpleNamespace(global_steps=2, total_training_steps=10, tokenizer=None),

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import pickle
 import time
 import zlib
@@ -38,7 +39,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_entropy import envs
 from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
-from verl_entropy.agent.pool import EnvPool, PoolBroken, shared_pool
+from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.config import ConfigError
@@ -64,6 +65,16 @@ class Response:
     text: str
     output: TokenOutput
     seconds: float
+
+
+async def _end_the_run(error: PoolBroken) -> None:
+    """Tell the trainer; verl itself takes the error for a failed prompt, and in asynchronous modes asks for another one for ever."""
+    import transfer_queue as tq
+
+    try:
+        await tq.async_kv_put(key=f"worker_{os.getpid()}", partition_id=BROKEN, tag={"message": str(error)})
+    except Exception:  # without a queue the error itself is all there is to say
+        logger.exception("the trainer could not be told that the environments of this worker cannot be used")
 
 
 class TextEnvAgentLoop(AgentLoopBase):
@@ -110,6 +121,9 @@ class TextEnvAgentLoop(AgentLoopBase):
                 options=options,
                 task=_last_user_text(kwargs.get("raw_prompt")),
             )
+        except PoolBroken as error:
+            await _end_the_run(error)
+            raise
         except SessionFailed as error:
             logger.warning("episode of seed %d given up (%s): %s", seed, self._failure_policy(), error)
             if self._failure_policy() == "raise":

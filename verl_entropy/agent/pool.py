@@ -44,6 +44,10 @@ class EnvironmentFailure(RuntimeError):
         self.kind = kind
 
 
+BROKEN = "verl_entropy_broken"
+"""Partition of verl's queue in which a worker says that its pool is broken; the trainer's replay buffer then ends the run."""
+
+
 class PoolBroken(RuntimeError):
     """The environments fail so persistently that the run must not go on."""
 

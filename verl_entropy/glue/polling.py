@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The poll interval of verl's replay buffer, as a setting.
+"""The poll interval of verl's replay buffer, as a setting, and a run that ends when its environments cannot be used.
 
 The V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
 of a small model, and longer than a whole step of a tiny one. ``+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2`` sets
@@ -15,6 +15,9 @@ from __future__ import annotations
 import functools
 import os
 from types import ModuleType
+from typing import Any
+
+from verl_entropy.agent.pool import BROKEN
 
 POLL_INTERVAL = 0.05
 """Seconds, on the CPU backend. One poll is one call to the queue's controller, a few milliseconds of the waiting process."""
@@ -36,8 +39,21 @@ def poll_interval(sampler_kwargs) -> float | None:
     return float(value)
 
 
+def _watch(buffer: Any) -> None:
+    """End the run at the next poll after an agent-loop worker said that its environments cannot be used (``BROKEN``)."""
+    sync = buffer._sync_metadata_from_transfer_queue
+
+    @functools.wraps(sync)
+    def _sync_metadata_from_transfer_queue():
+        sync()
+        for tag in buffer.partitions.get(BROKEN, {}).values():
+            raise RuntimeError(f"verl-entropy: an agent-loop worker cannot go on: {tag['message']}")
+
+    buffer._sync_metadata_from_transfer_queue = _sync_metadata_from_transfer_queue
+
+
 def patch(trainer_base: ModuleType) -> None:
-    """Set the interval on every replay buffer that ``PPOTrainer`` of ``verl.trainer.ppo.v1.trainer_base`` builds."""
+    """Set the interval on, and watch, every replay buffer that ``PPOTrainer`` of ``verl.trainer.ppo.v1.trainer_base`` builds."""
     if id(trainer_base) in _patched:
         return
     _patched.add(id(trainer_base))
@@ -47,8 +63,10 @@ def patch(trainer_base: ModuleType) -> None:
     def _build_replay_buffer(self):
         buffer = build(self)
         interval = poll_interval(self.config.trainer.v1.sampler.sampler_kwargs)
-        if interval is not None and isinstance(buffer, trainer_base.ReplayBuffer):
-            buffer.poll_interval = interval
+        if isinstance(buffer, trainer_base.ReplayBuffer):
+            if interval is not None:
+                buffer.poll_interval = interval
+            _watch(buffer)
         return buffer
 
     trainer_base.PPOTrainer._build_replay_buffer = _build_replay_buffer
