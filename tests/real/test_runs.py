@@ -134,3 +134,15 @@ def test_two_ranks(runner):
 def test_colocate_async(runner):
     result = runner.run("colocate", OURS, "algorithm.adv_estimator=gigpo", "trainer.v1.trainer_mode=colocate_async")
     assert all(step["verl_entropy/active"] == 1.0 for step in result.steps.values())
+
+
+def test_environments_that_cannot_be_built_end_an_asynchronous_run(runner):
+    """verl alone takes every failed prompt for one to be replaced, and would ask for another for ever."""
+    process = runner.start("broken", "trainer.v1.trainer_mode=colocate_async", "+data.env.kwargs.colour=mauve")
+    try:
+        assert process.wait(timeout=600) != 0
+    finally:
+        stop(process)
+    log = runner.result("broken", 1).log
+    assert "verl-entropy: an agent-loop worker cannot go on: the environment cannot be built" in log
+    assert "unexpected keyword argument 'colour'" in log and "data.env.kwargs" in log
