@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_entropy import memory, registry, risks
 from verl_entropy.config import lookup
+from verl_entropy.data.recipe import not_here, offline
 from verl_entropy.plan import Choice, Plan
 
 
@@ -47,6 +48,7 @@ def check(config: Any) -> Resolved:
     from verl_entropy.glue import driver
 
     plugin.install()
+    driver.check_spelling(config)
     driver.check_environment(config)
     chosen = driver.prepare(config)
     if chosen is None:  # nothing of ours: the names of base and loss must exist all the same
@@ -67,15 +69,16 @@ def _verl_checks(config: Any) -> tuple[str | None, list[str]]:
     from verl.utils import config as verl_config
 
     printed = io.StringIO()
-    reason = None
-    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+    reason = note = None
+    with offline(), warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore")  # "Disabled critic": said of every estimator but gae
         try:
             verl_config.validate_config.__wrapped__(config, need_reference_policy(config), need_critic(config))
         except Exception as error:  # assertions, ValueError, Hydra's wrapper around either: all of them stop the run
-            reason = _cause(error)
+            note = not_here(config, error)
+            reason = _cause(error) if note is None else None
     notices = [line for line in printed.getvalue().splitlines() if line.startswith(("NOTICE", "WARNING"))]
-    return reason, notices
+    return reason, [*notices, note] if note else notices
 
 
 def _cause(error: BaseException) -> str:

@@ -87,6 +87,11 @@ def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     mode = lookup(raw, "trainer.v1.trainer_mode")
     if mode == "separate_async" and plan.active:
         yield "trainer.v1.trainer_mode=separate_async: the same code path as the other modes, but not run in this package's tests."
+    if plan.base == "gigpo" and lookup(raw, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent":
+        yield (
+            "gigpo compares turns by their observations, and rollout.agent.default_agent_loop=single_turn_agent gives none: unless the "
+            "data set names another loop, the first step fails. Set default_agent_loop=stepwise_env (or span_env) and +data.env.name."
+        )
     if not plan.active:
         yield "nothing of verl-entropy is chosen: verl runs as it is. Choose for example +entropy=[gigpo,aem]."
 

@@ -75,6 +75,7 @@ def test_verls_own_refusal_is_reported(capsys):
         (["actor_rollout_ref.rollout.dtype=float16"], "not the one that is trained"),
         (["epo", "+algorithm.entropy.log_probs=verl", "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False"], "8 bytes"),
         (["+algorithm.entropy.aem.temperature=0.5"], "does nothing"),
+        ([], "default_agent_loop=single_turn_agent gives none"),
     ],
 )
 def test_a_risk_is_a_warning_and_fails_with_strict(capsys, words, says):
@@ -175,3 +176,9 @@ def test_a_recipe_is_composed_over_verls_defaults_and_words_come_last(tmp_path, 
     assert (config.data.train_batch_size, config.algorithm.adv_estimator) == (32, "gigpo")
     assert config.actor_rollout_ref.actor.optim.lr == 1e-6 and config.algorithm.entropy.aem.temperature == 1.0
     assert compose.compose([str(file)]).data.train_batch_size == 16
+
+
+def test_a_critic_whose_model_is_not_on_this_machine_is_a_note_and_no_wait(capsys):
+    argv = ["+entropy=aem", "algorithm.adv_estimator=gae", "critic.model.path=nobody/has-this-model", *SIZES]
+    code, out, _ = run(capsys, *argv, "critic.ppo_micro_batch_size_per_gpu=2", *MODEL)
+    assert code == 0 and "nobody/has-this-model is not on this machine" in " ".join(out.split()), out

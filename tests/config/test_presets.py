@@ -171,3 +171,21 @@ def test_main_ppo_stops_at_start_with_one_message(overrides, says):
     assert out.returncode != 0
     assert says in out.stderr, out.stderr[-2000:]
     assert "ray init kwargs" not in out.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("+entropi=aem", "Write entropy"),
+        ("+entrpy=[aem]", "Write entropy"),
+        ("+algorithm.entrop.transforms=[aem]", "Write algorithm.entropy"),
+        ("+actor_rollout_ref.actor.seall.alpha=0.1", "Write actor_rollout_ref.actor.seal"),
+    ],
+)
+def test_a_slip_in_a_key_of_ours_is_refused_and_not_taken_for_a_new_key(compose, word, says):
+    from verl_entropy.config import ConfigError
+    from verl_entropy.glue import driver
+
+    driver.check_spelling(compose("+entropy=[gigpo,aem,seal,epo]", "+my_section.entropies=3"))
+    with pytest.raises(ConfigError, match=says):
+        driver.check_spelling(compose(word))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`verl-entropy data`: rows for verl's RL trainer, and expert turns as the tokens of the agent loop for its SFT trainer."""
 
+import itertools
 import json
 import os
 import re
@@ -61,6 +62,14 @@ class Lost(Corridor):
     wrong = True
 
 
+class Unprepared(Corridor):
+    """What its episodes need cannot be made."""
+
+    @classmethod
+    def prepare(cls, options):
+        raise ValueError("a package is missing")
+
+
 class Plain:
     """Gymnasium's interface and nothing more."""
 
@@ -75,7 +84,8 @@ class Plain:
 
 
 PLAIN = f"{Plain.__module__}:Plain"
-CORRIDOR = f"{Corridor.__module__}:Corridor"
+CORRIDOR, LOST, UNPREPARED = (f"{Corridor.__module__}:{name}" for name in ("Corridor", "Lost", "Unprepared"))
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +125,33 @@ def test_a_class_without_splits_gets_seeds():
     assert not {t.seed for t in train} & {t.seed for t in source.tasks(PLAIN, "train", count=3, seed=1)}
 
 
+def seeds(split, count, seed=0):
+    return {task.seed for task in source.tasks(PLAIN, split, count=count, seed=seed)}
+
+
+def test_splits_of_seeds_share_none():
+    assert min(seeds("train", 3, seed=2)) == 200_000 and min(seeds("dev", 3)) == 1_000_000
+    names = ("dev", "test", "valid", "validation", "val", "eval", "seen", "unseen", "iid", "ood")
+    firsts = sorted(min(seeds(split, 3)) for split in names)
+    assert min(b - a for a, b in itertools.pairwise(firsts)) >= source.SEEDS_PER_SPLIT
+    assert firsts[-1] + source.SEEDS_PER_SPLIT < 2**31
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "seed", "says"),
+    [
+        ("train", 3, 10, "Choose a seed of at most 9"),
+        ("train", 100_001, 9, "Choose a seed of at most 8"),
+        ("train", 1_000_001, 0, "--count=1000001"),
+        ("test", 1_000_001, 0, "--count=1000001"),
+    ],
+)
+def test_seeds_that_reach_another_split_are_refused(tmp_path, capsys, split, count, seed, says):
+    assert run(PLAIN, "--split", split, "--count", count, "--seed", seed, "--out", tmp_path) == 2
+    assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert len(seeds("train", 100_000, seed=9)) == 100_000
+
+
 def test_an_environment_with_splits_gives_them_whole():
     rows = source.rl_rows(source.tasks(CORRIDOR, "test", count=None), CORRIDOR, "test")
     assert [json.loads(row["extra_info"]["options"]) for row in rows] == [{}, {"start": 1}, {"start": 2}, {"start": 3}]
@@ -146,6 +183,12 @@ def test_files_of_several_environments_are_one_data_set(tmp_path):
         ([CORRIDOR, "--split", "attic"], "has train, test"),
         (["household", "--split", "train", "--count", "3", "--set", "data.env.max_turn=3"], "Did you mean data.env.max_turns"),
         (["household", "--split", "train", "--count", "3", "--set", "trainer.seed=3"], "expected KEY=VALUE with a key of data."),
+        (["household", "--split", "train", "--set", "data.env.kwargs.foo=1"], "data.env.kwargs={'foo': 1}: environment household"),
+        ([CORRIDOR, "--split", "train", "--set", "data.env.kwargs.foo=1"], "Its settings: length."),
+        ([PLAIN, "--split", "train", "--count", "2", "--set", "data.env.kwargs.foo=1"], "Its settings: none."),
+        (["textworld_express", "--split", "dev", "--recipe", "first_look/textworld_expres=grpo"], "mean first_look/textworld_express=grpo?"),
+        (["textworld_express", "--split", "dev", "--recipe", "nope=x"], "with a group of these: aem/alfworld,"),
+        (["textworld_express", "--split", "dev", "--recipe", "seal/alfworld"], "mean seal/alfworld=grpo"),
         (["household", "--split", "train", "--count", "3", "--expert"], "--tokenizer: needed by --expert"),
         (["household", "--split", "train", "--count", "3", "--expert", "--tokenizer", "nowhere"], "--tokenizer=nowhere"),
         (["household", "--split", "train", "--count", "3", "--expert", "--agent", "span_env"], "--agent stepwise_env"),
@@ -153,10 +196,30 @@ def test_files_of_several_environments_are_one_data_set(tmp_path):
     ],
 )
 def test_wrong_input_is_one_message(tmp_path, capsys, checkpoint, args, says):
-    assert run(*(a.replace("{checkpoint}", str(checkpoint)) for a in args), "--out", tmp_path) == 2
+    args = [a.replace("{checkpoint}", str(checkpoint)) for a in args]
+    assert run(*args, "--recipes", RECIPES, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert says in error and len(error.splitlines()) == 1
-    assert not list(tmp_path.glob("*expert*"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "expert", "says"),
+    [
+        (UNPREPARED, [], "a package is missing"),
+        (CORRIDOR, ["--expert"], "--tokenizer: needed"),
+        (LOST, ["--expert", "--tokenizer", "{checkpoint}"], "reached its goal"),
+        (CORRIDOR, ["--expert", "--tokenizer", "{checkpoint}"], "a folder has this name"),
+    ],
+)
+def test_a_failure_leaves_every_file_as_it_was(tmp_path, capsys, checkpoint, name, expert, says):
+    (tmp_path / "train.parquet").write_text("old")
+    (tmp_path / "train_expert.parquet").mkdir()
+    expert = [a.replace("{checkpoint}", str(checkpoint)) for a in expert]
+    assert run(name, "--split", "train", *expert, "--out", tmp_path) == 2
+    told = capsys.readouterr()
+    assert says in told.err and not told.out
+    assert (tmp_path / "train.parquet").read_text() == "old" and len(os.listdir(tmp_path)) == 2
 
 
 def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path):
@@ -266,9 +329,8 @@ def test_experts_write_the_form_that_the_loop_reads(name, needs, form, prompt, a
 
 
 def test_an_episode_whose_goal_is_not_reached_is_left_out(tmp_path, checkpoint, capsys):
-    name = f"{Lost.__module__}:Lost"
-    assert collect(writer_for(name), source.tasks(name, "train", count=2)) == ([], [0, 1])
-    assert run(name, "--split", "train", "--expert", "--tokenizer", checkpoint, "--out", tmp_path) == 2
+    assert collect(writer_for(LOST), source.tasks(LOST, "train", count=2)) == ([], [0, 1])
+    assert run(LOST, "--split", "train", "--expert", "--tokenizer", checkpoint, "--out", tmp_path) == 2
     assert "no episode of split train reached its goal" in capsys.readouterr().err
 
 
@@ -336,7 +398,6 @@ def test_the_data_set_refuses_what_would_cut_or_pad_wrongly(expert_file, config,
 def test_verls_sft_trainer_learns_them(tmp_path, expert_file, checkpoint):
     """verl.trainer.sft_trainer with the recipe of the warm start, on the CPU backend; what it saves is what RL loads."""
     pytest.importorskip("verl")
-    recipes = Path(__file__).parents[2] / "recipes"
     overrides = [
         "+warm_start/expert=sft",
         f"model.path={checkpoint}",
@@ -357,7 +418,7 @@ def test_verls_sft_trainer_learns_them(tmp_path, expert_file, checkpoint):
         port = free.getsockname()[1]
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env = {**os.environ, **single, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": f"{tmp_path}/sft.jsonl", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "verl.trainer.sft_trainer", "--config-dir", str(recipes), *overrides]
+    command = [sys.executable, "-m", "verl.trainer.sft_trainer", "--config-dir", str(RECIPES), *overrides]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [json.loads(line)["data"]["train/loss"] for line in (tmp_path / "sft.jsonl").read_text().splitlines()]

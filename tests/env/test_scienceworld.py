@@ -44,6 +44,17 @@ def test_splits_are_the_packages_own():
 
 
 @needs_scienceworld
+def test_a_split_in_the_options_is_that_episodes(environment):
+    from verl_entropy.envs.scienceworld import variations
+
+    for seed in range(3):
+        _, info = environment.reset(seed=seed, options={"split": "ood"})
+        assert info["variation"] in variations()[info["task_type"]]["test"]
+        _, info = environment.reset(seed=seed)
+        assert info["variation"] in variations()[info["task_type"]]["train"]
+
+
+@needs_scienceworld
 def test_dense_rewards_are_the_score_and_sparse_ones_its_end(environment):
     def rewards(kind):
         environment.reward = kind
@@ -101,7 +112,13 @@ def test_gold_paths_are_kept_on_disk(environment, tmp_path, monkeypatch):
 
 @needs_scienceworld
 @pytest.mark.parametrize(
-    ("options", "named"), [({"task": "cook"}, "options\\['task'\\]='cook'"), ({**FOCUS, "variation": 9999}, "variation.*9999")]
+    ("options", "named"),
+    [
+        ({"task": "cook"}, "options\\['task'\\]='cook'"),
+        ({**FOCUS, "variation": 9999}, "variation.*9999"),
+        ({"split": "attic"}, "options\\['split'\\]='attic'"),
+        ({**FOCUS, "split": "test"}, "not of split 'test'"),
+    ],
 )
 def test_a_wrong_row_is_named(environment, options, named):
     with pytest.raises(ValueError, match=named):

@@ -35,6 +35,19 @@ def test_seeds_of_a_split_are_of_its_fold(easy):
             assert first <= easy._number < first + 1000 and easy._fold() == split
 
 
+def test_a_split_in_the_options_is_that_episodes(easy):
+    easy.split = "test"
+    drawn = easy.reset(seed=3)[0], easy._number
+    easy.split = "train"
+    assert (easy.reset(seed=3, options={"split": "test"})[0], easy._number) == drawn and easy._fold() == "test"
+    easy.reset(seed=3)
+    assert easy._fold() == "train"
+    with pytest.raises(ValueError, match=r"options\['split'\]='attic'"):
+        easy.reset(seed=3, options={"split": "attic"})
+    with pytest.raises(ValueError, match="is of split 'train', not of 'test'"):
+        easy.reset(seed=3, options={"game": "coin", "game_seed": 3, "split": "test"})
+
+
 def test_easy_is_easier_and_solved(easy):
     lengths = {}
     for game in ("coin", "twc", "cookingworld", "mapreader", "simonsays"):

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,7 @@ class Add:
 
 
 ADD = f"{Add.__module__}:Add"
+RECIPES = str(Path(__file__).parents[2] / "recipes")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -234,12 +236,23 @@ def test_a_growing_chat_holds_its_earlier_turns(server):
         (["nowhere"], "--env: name the environment"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--seeds", "0"], "--seeds=0"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--temperature", "-1"], "--temperature=-1"),
+        (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--set", "data.env.kwargs.foo=1"], f"kwargs={{'foo': 1}}: environment {ADD}"),
+        (["--endpoint", "http://127.0.0.1:9", "--recipes", RECIPES, "--recipe", "nope=x"], "--recipe=nope=x: no file"),
     ],
 )
 def test_wrong_input_is_one_message(capsys, args, says):
     assert evaluate(*args, "--split", "seen") == 2
     error = capsys.readouterr().err
     assert says in error and len(error.splitlines()) == 1
+
+
+def test_an_agent_loop_that_cannot_be_played_is_refused(capsys):
+    pytest.importorskip("verl")
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"
+    recipe = ["--recipes", RECIPES, "--recipe", "first_look/textworld_express=grpo"]
+    assert evaluate("--endpoint", "http://127.0.0.1:9", "--split", "dev", *recipe, "--set", loop) == 2
+    error = capsys.readouterr().err
+    assert f"{loop}: evaluate plays stepwise_env and span_env only" in error and len(error.splitlines()) == 1
 
 
 def test_a_checkpoint_of_verl_is_to_be_merged(tmp_path, capsys, server):

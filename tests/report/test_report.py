@@ -11,6 +11,7 @@ import pytest
 from synthetic_runs import HOSTILE, P, write_run
 
 from verl_entropy import registry
+from verl_entropy.cli import main
 from verl_entropy.report import advise, build_report, diff, figures
 from verl_entropy.report.runs import ENTROPY, group, load
 from verl_entropy.runfile import RunFileError, RunSettings, RunWriter
@@ -94,6 +95,51 @@ def test_seeds_of_one_setting_are_averaged(runs):
     assert groups[1].mean(ENTROPY)[2] is None
 
 
+def _bare(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"step": 1, "data": {"actor/entropy": 0.5}}\n')
+    return path
+
+
+NAMES = [
+    (["grpo-0", "grpo-1", "grpo-12"], "grpo (mean of 3)"),
+    (["grpo_seed3", "grpo_seed14"], "grpo (mean of 2)"),
+    (["grpo.run2", "grpo.run3"], "grpo (mean of 2)"),
+    (["grpo_s1", "grpo-s_2"], "grpo (mean of 2)"),
+    (["grpo_lr1e-5-0", "grpo_lr1e-5-1"], "grpo_lr1e-5 (mean of 2)"),
+    (["alpha0.02_seed0", "alpha0.02_seed1"], "alpha0.02 (mean of 2)"),
+    (["grpo_lr1e-5", "grpo_lr1e-6"], None),
+    (["lr_5E-05", "lr_5E-06"], None),
+    (["alpha0.02", "alpha0.05"], None),
+    (["alpha_.2", "alpha_.5"], None),
+    (["qwen2.5", "qwen3", "qwen7b"], None),
+    (["grpo-20261128-120000", "grpo-20261128-130000"], None),
+    (["grpo_2026-11-28", "grpo_2026-11-29"], None),
+    (["grpo_2026-11-28_12-00-00", "grpo_2026-11-28_12-00-01"], None),
+    (["grpo-20261128", "grpo-20261129"], None),
+    (["seed0", "seed1"], None),
+]
+
+
+@pytest.mark.parametrize(("names", "label"), NAMES)
+def test_only_the_number_of_a_seed_is_left_out_of_a_name(tmp_path, names, label):
+    found = group(load([_bare(tmp_path / f"{name}.jsonl") for name in names]))
+    assert [g.label for g in found] == ([label] if label else names)
+
+
+def test_a_launchers_metrics_are_named_by_their_folder(tmp_path, monkeypatch):
+    files = [_bare(tmp_path / name / f"metrics-20261128-12000{i}.jsonl") for i, name in enumerate(("seal_grpo", "baseline"))]
+    assert [g.label for g in group(load(f.parent for f in files))] == ["seal_grpo", "baseline"]
+    assert [g.label for g in group(load(files))] == ["seal_grpo", "baseline"]
+    monkeypatch.chdir(files[1].parent)
+    assert [run.name for run in load([".", _bare(tmp_path / "metrics-seal.jsonl")])] == ["baseline", "metrics-seal"]
+
+
+def test_sessions_of_one_run_are_not_averaged(tmp_path):
+    files = [_bare(tmp_path / "run" / f"metrics-20261128-12000{i}.jsonl") for i in range(2)]
+    assert [g.label for g in group(load(files))] == ["run (1)", "run (2)"]
+
+
 def test_missing_series_are_named(runs, tmp_path):
     report = build_report([runs["bare"]], tmp_path)
     assert report.html == tmp_path / "report.html" and [p.name for p in report.pngs] == ["report_entropy.png"]
@@ -125,7 +171,7 @@ def _odd_samples(folder):
     return folder
 
 
-@pytest.mark.parametrize("make", [_empty, _nan, _one_step, _odd_samples])
+@pytest.mark.parametrize("make", [_nan, _one_step, _odd_samples])
 def test_odd_runs_give_a_report(make, tmp_path):
     run = make(tmp_path / "$\\frac{_hidden")
     assert "Entropy report" in build_report([run], tmp_path / "out.html").html.read_text()
@@ -157,6 +203,19 @@ def test_arrays_of_another_kind_cost_only_their_figures(tmp_path, word):
             writer.step(step, {P + "entropy": 0.2 + 0.05 * max(0, min(step - 40, 80 - step))}, turns)
     report = build_report([tmp_path / "r"], tmp_path / "out.html")
     assert {"turn_heat", "interference"} <= set(report.missing) and "entropy" not in report.missing
+
+
+@pytest.mark.parametrize("kind", ["empty", "garbage", "no step number"])
+def test_runs_without_a_step_are_wrong_input(tmp_path, capsys, kind):
+    run, good = _empty(tmp_path / "run"), write_run(tmp_path / "good", steps=1, full=False)
+    (run / "steps.jsonl").write_text({"empty": "", "garbage": "\x00 x\n" * 40, "no step number": '{"step": "x"}\n'}[kind])
+    page = ["--out", str(tmp_path / "out.html")]
+    for command in (["diff", run, run], ["diff", good, run], ["advise", run], ["report", run, tmp_path / "gone", *page]):
+        assert main([str(word) for word in command]) == 2
+        out, err = capsys.readouterr()
+        assert not out and len(err.splitlines()) == 1 and f"{run}: no step could be read (" in err
+    assert "gone: no such file" in err and not (tmp_path / "out.html").exists()
+    assert main(["report", str(run), str(good), *page]) == 0 and "problem: run:" in capsys.readouterr().out
 
 
 def test_no_runs_is_an_error(tmp_path):
@@ -196,9 +255,21 @@ def test_diff_fits_a_terminal(runs):
 # ----------------------------------------------------------------------------- advise
 
 
-def _written(folder, **values):
-    with RunWriter(folder, RunSettings(flush=False)) as writer:
-        for step in range(60):
+def nested(config):
+    """Dotted keys as mappings."""
+    tree = {}
+    for path, value in config.items():
+        *parents, last = path.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def _written(folder, steps=60, config=None, **values):
+    with RunWriter(folder, RunSettings(flush=False), config=config) as writer:
+        for step in range(steps):
             writer.step(step, {k.replace("__", "/"): (v(step) if callable(v) else v) for k, v in values.items()})
     return folder
 
@@ -224,6 +295,74 @@ def test_a_symptom_leads_to_its_method(tmp_path, name):
     assert any(method in m for m in item.methods) and re.search(r"\d", item.figure)
     assert max(map(len, found.render().splitlines())) <= 80
     json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize(
+    "values", [[0.044, 0.0406] * 15, [0.04 - 0.0005 * s for s in range(38)], [0.6 - 0.54 * s / 29 for s in range(30)], [0.01]]
+)
+def test_entropy_that_started_low_or_stays_up_has_not_collapsed(tmp_path, values):
+    """Flat and low; a fall to 0.49 of the start; a fall by half to more than is low; and a single step."""
+    found = advise(_written(tmp_path, len(values), verl_entropy__entropy=lambda s: values[s]))
+    assert [i.symptom for i in found.items] == []
+
+
+def test_a_short_run_collapses_too(tmp_path):
+    """The windows at both ends share no step: 10 steps of 0.3, then 10 of 0.01."""
+    found = advise(_written(tmp_path, 20, verl_entropy__entropy=lambda s: 0.3 if s < 10 else 0.01))
+    assert "entropy: 0.3 nats at the start, 0.01 at the end" in [i.figure for i in found.items]
+
+
+ACTOR = "actor_rollout_ref.actor."
+HAS = [
+    ("collapsed", "repo_r", {"algorithm.entropy.transforms": ["repo_r"]}),
+    ("collapsed", "repo_r", {"algorithm.entropy.presets": {"repo_r": True}}),
+    ("collapsed", "repo_r", {"algorithm.adv_estimator": "repo_r"}),
+    ("collapsed", "adapo", {ACTOR + "policy_loss.clip_controller": "adapo"}),
+    ("collapsed", "adapo", {ACTOR + "policy_loss.loss_mode": "adapo"}),
+    ("collapsed", "entropy_bonus", {ACTOR + "policy_loss.regularizer": "entropy_bonus"}),
+    ("erupts", "seal", {ACTOR + "seal.alpha": 0.1}),
+    ("no gradient", "gigpo", {"algorithm.adv_estimator": "gigpo"}),
+    ("invalid", "invalid_action_penalty", {"data.env.invalid_action_penalty": 0.1}),
+    ("disagree", "rollout_is", {"algorithm.rollout_correction.rollout_is": "token"}),
+]
+
+
+def _methods(folder, symptom, config):
+    found = advise(_written(folder, config=config, **SYMPTOMS[symptom][0]))
+    return next(i.methods for i in found.items if symptom in i.symptom)
+
+
+@pytest.mark.parametrize(("symptom", "method", "config"), HAS)
+def test_what_a_run_has_is_not_advised(tmp_path, symptom, method, config):
+    before, after = (_methods(tmp_path / n, symptom, c) for n, c in (("without", {}), ("with", nested(config))))
+    assert [m for m in before if m not in after] == [m for m in before if method in m] != []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"algorithm.entropy.transforms": ["aem"], "algorithm.entropy.presets": {"repo_r": True}},
+        {"algorithm.entropy.transforms": "repo_r", "algorithm.entropy.presets": ["repo_r"]},
+        {"algorithm.entropy": 7, "actor_rollout_ref": ["x"]},
+    ],
+)
+def test_what_is_off_or_unknown_is_advised(tmp_path, config):
+    assert "repo_r" in str(_methods(tmp_path, "collapsed", nested(config)))
+
+
+def test_the_page_advises_each_run_by_what_it_has(tmp_path):
+    fall, has = SYMPTOMS["invalid"][0], nested({"data.env.invalid_action_penalty": 0.1})
+    runs = [_written(tmp_path / "has", config=has, **fall), _written(tmp_path / "lacks", **fall)]
+    source = build_report(runs, tmp_path / "out.html").html.read_text()
+    assert source.count("many turns are invalid") == 2 and source.count("<br>Try ") == 1
+
+
+def test_advice_tells_what_could_not_be_read(tmp_path, capsys):
+    run = _written(tmp_path, verl_entropy__entropy=1.0)
+    with open(run / "steps.jsonl", "a") as file:
+        file.write("garbage\n")
+    assert "steps.jsonl:61: not JSON" in advise(run).problems[0]
+    assert main(["advise", str(run)]) == 0 and "problem: steps.jsonl:61: not JSON" in capsys.readouterr().out
 
 
 def test_a_calm_run_gets_no_advice(runs):

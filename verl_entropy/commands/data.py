@@ -48,30 +48,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files; 0 if all is well."""
+    """Write the files once everything that can fail is done; 0 if all is well."""
     from verl_entropy.data import source, write
 
     run_settings = read_settings(args.name, args.overrides, args.recipe, args.recipes)
     settings, agent = run_settings.agent(), args.agent or run_settings.agent_loop
+    writer = _turn_writer(args, run_settings, settings, agent) if args.expert else None
     found = source.tasks(settings.name, args.split, count=args.count, seed=args.seed, kwargs=settings.kwargs)
-    file = args.out / f"{args.split}.parquet"
-    write.write_parquet(source.rl_rows(found, settings.name, args.split, agent), file)
     source.prepare(settings.name, found)
-    written = {"environment": settings.name, "split": args.split, "agent": agent, "file": str(file), "episodes": len(found)}
-    if not args.json:
-        print(f"{file}: {len(found)} episodes of {settings.name}, split {args.split}, played by {agent}")
-    expert = _write_expert(args, run_settings, settings, found) if args.expert else None
+    file, expert_file = (args.out / f"{args.split}{end}.parquet" for end in ("", "_expert"))
+    files, expert = {file: source.rl_rows(found, settings.name, args.split, agent)}, None
+    if writer is not None:
+        files[expert_file], failed = _play_expert(args, writer, found)
+        expert = _told(expert_file, files[expert_file], len(found), failed)
+    write.write_parquets(files)
     if args.json:
+        written = {"environment": settings.name, "split": args.split, "agent": agent, "file": str(file), "episodes": len(found)}
         print_json({**written, "expert": expert})
-    elif expert:
-        print(
-            f"{expert['file']}: {expert['turns']} turns of {expert['episodes']} expert episodes, at most {expert['tokens']} tokens"
-        )
-        print(f"(data.max_length of the SFT trainer must be at least {expert['tokens']})")
-        if expert["failed_seeds"]:
-            seeds = ", ".join(map(str, expert["failed_seeds"][:8])) + (" ..." if len(expert["failed_seeds"]) > 8 else "")
-            print(f"left out {len(expert['failed_seeds'])} episodes whose goal the expert did not reach (seeds {seeds})")
+    else:
+        print(f"{file}: {len(found)} episodes of {settings.name}, split {args.split}, played by {agent}")
+        _print_expert(expert)
     return 0
+
+
+def _print_expert(expert: dict[str, Any] | None) -> None:
+    if expert is None:
+        return
+    print(f"{expert['file']}: {expert['turns']} turns of {expert['episodes']} expert episodes, at most {expert['tokens']} tokens")
+    print(f"(data.max_length of the SFT trainer must be at least {expert['tokens']})")
+    if expert["failed_seeds"]:
+        seeds = ", ".join(map(str, expert["failed_seeds"][:8])) + (" ..." if len(expert["failed_seeds"]) > 8 else "")
+        print(f"left out {len(expert['failed_seeds'])} episodes whose goal the expert did not reach (seeds {seeds})")
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,9 @@ def read_settings(name: str | None, overrides: list[str], recipe: str | None, re
     from omegaconf import OmegaConf
 
     if recipe is not None:
-        from verl_entropy.data.recipe import compose
+        from verl_entropy.data.recipe import check, compose
 
+        check(recipe.lstrip("+"), recipes)
         config = compose([f"+{recipe.lstrip('+')}", *overrides], recipes)
         rollout, data = config.actor_rollout_ref.rollout, OmegaConf.to_container(config.data, resolve=True)
         temperature = rollout.val_kwargs.temperature if rollout.val_kwargs.do_sample else 0.0
@@ -135,43 +143,54 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def _write_expert(args: argparse.Namespace, run_settings: RunSettings, settings: Any, found: list) -> dict[str, Any]:
-    """Play the episodes and write their turns; what was written."""
-    from verl_entropy.data import write
-    from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
-    from verl_entropy.data.experts import REACTIVE, THOUGHT
+def _noise(args: argparse.Namespace) -> Any:
+    from verl_entropy.data.expert_turns import Noise
+
+    return Noise(args.noise_target, args.noise_play)
+
+
+def _turn_writer(args: argparse.Namespace, run_settings: RunSettings, settings: Any, agent: str) -> Any:
+    """What writes the expert's turns; ConfigError for arguments that do not fit."""
+    from verl_entropy.data.expert_turns import TurnWriter
+    from verl_entropy.data.experts import REACTIVE
 
     data = run_settings.data
-    if (args.agent or run_settings.agent_loop) != "stepwise_env":
+    if agent != "stepwise_env":
         raise ConfigError(
             "--expert: writes the turns of stepwise_env; rows of span_env hold whole episodes. Set --agent stepwise_env."
         )
     if not args.tokenizer:
         raise ConfigError("--tokenizer: needed by --expert, whose rows are tokens. Give the folder of the model to be trained.")
-    noise = Noise(args.noise_target, args.noise_play)
-    if noise.any and settings.name not in REACTIVE:
+    if _noise(args).any and settings.name not in REACTIVE:
         raise ConfigError(
             f"--noise-target, --noise-play: the expert of {settings.name} replays known actions and does not recover from others; "
             f"noise is for {', '.join(REACTIVE)}. Leave it out."
         )
     lengths = {key: data.get(key) or value for key, value in DEFAULTS.items()}
-    writer = TurnWriter(
-        settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths
-    )
+    return TurnWriter(settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths)
+
+
+def _play_expert(args: argparse.Namespace, writer: Any, found: list) -> tuple[list[dict[str, Any]], list[int]]:
+    """Rows of the expert's turns, and the seeds of the episodes left out."""
+    from verl_entropy.data.expert_turns import collect
+    from verl_entropy.data.experts import THOUGHT
+
+    settings = writer.settings
     thought = args.thought or (THOUGHT if settings.require_think else "")
-    rows, failed = collect(writer, found, noise=noise, seed=args.seed, thought=thought)
+    rows, failed = collect(writer, found, noise=_noise(args), seed=args.seed, thought=thought)
     if not rows:
         raise ValueError(
             f"--expert: no episode of split {args.split} reached its goal within data.env.max_turns={settings.max_turns}: raise it, "
             f"unless {settings.name} knows no expert there."
         )
-    file = args.out / f"{args.split}_expert.parquet"
-    write.write_parquet(rows, file)
-    longest = max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows)
+    return rows, failed
+
+
+def _told(file: Path, rows: list[dict[str, Any]], episodes: int, failed: list[int]) -> dict[str, Any]:
     return {
         "file": str(file),
         "turns": len(rows),
-        "episodes": len(found) - len(failed),
-        "tokens": longest,
+        "episodes": episodes - len(failed),
+        "tokens": max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows),
         "failed_seeds": failed,
     }

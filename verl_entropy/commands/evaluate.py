@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     found = read_settings(args.env, args.overrides, args.recipe, args.recipes)
+    _check_loop(found.agent_loop)
     for key, value in DEFAULTS.items():
         found.data[key] = found.data.get(key) or value
     if args.concurrency is not None:
@@ -94,6 +95,14 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--env: name the environment, or take it from --recipe.")
     if args.checkpoint:
         _check_checkpoint(Path(args.checkpoint))
+
+
+def _check_loop(name: str) -> None:
+    from verl_entropy.evaluate.play import POLICIES
+
+    if name not in POLICIES:
+        key = "actor_rollout_ref.rollout.agent.default_agent_loop"
+        raise ConfigError(f"{key}={name}: evaluate plays {' and '.join(POLICIES)} only. Set one, or give another --recipe.")
 
 
 def _check_checkpoint(path: Path) -> None:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_entropy import compose as composer
@@ -23,11 +25,27 @@ TRAINERS = {"ppo": "ppo_trainer", "sft": "sft_trainer_engine"}
 
 def compose(overrides: Sequence[str], recipes: str | Path | None = None, trainer: str = "ppo") -> Any:
     """The composed configuration; ConfigError with the reason for an override that does not fit."""
-    folders = [] if recipes is None else [Path(recipes)]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"--recipes={folder}: no such folder. It is the folder recipes/ of the checkout.")
+    folders = [] if recipes is None else [_folder(recipes)]
     return composer.compose(overrides, folders=folders, name=TRAINERS[trainer])
+
+
+def check(recipe: str, recipes: str | Path) -> None:
+    """ConfigError unless ``recipe`` (group=name) is a file of the folder; Hydra would add a group unknown to it as a plain key."""
+    folder, (group, _, name) = _folder(recipes), recipe.partition("=")
+    file = folder / group / f"{name}.yaml"
+    if group and name and file.is_file():
+        return
+    known = names(folder)
+    close = difflib.get_close_matches(recipe, known, n=3)
+    groups = ", ".join(dict.fromkeys(item.partition("=")[0] for item in known))
+    fix = f"Did you mean {' or '.join(close)}?" if close else f"Give GROUP=NAME, with a group of these: {groups or 'none'}."
+    raise ConfigError(f"--recipe={recipe}: no file {file}. {fix}")
+
+
+def _folder(recipes: str | Path) -> Path:
+    if not Path(recipes).is_dir():
+        raise ConfigError(f"--recipes={recipes}: no such folder. It is the folder recipes/ of the checkout.")
+    return Path(recipes)
 
 
 def validate(config: Any) -> list[str]:
@@ -42,7 +60,7 @@ def validate(config: Any) -> list[str]:
 
     printed, notes = io.StringIO(), []
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
+        with offline(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             verl_config.validate_config(
                 config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
@@ -50,19 +68,34 @@ def validate(config: Any) -> list[str]:
     except SystemExit as stop:  # ours: "[verl-entropy] configuration error: ..."
         raise ConfigError(str(stop.code)) from None
     except (AssertionError, ValueError, TypeError, ImportError, OmegaConfBaseException, HydraException) as error:  # verl's
-        notes.append(_not_here(config, error))
+        note = not_here(config, error)
+        if note is None:
+            raise ConfigError(f"verl refuses the configuration: {error}") from error
+        notes.append(note)
     chosen = driver.read_plan(config)
     return [*(driver.banner(chosen, config) if chosen.active else ["nothing of verl-entropy is chosen"]), *notes]
 
 
-def _not_here(config: Any, error: Exception) -> str:
-    """What verl's last checks could not look at on this machine; ConfigError for every other error."""
-    rollout, path = config.actor_rollout_ref.rollout.name, config.critic.model.path
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Look for models on this machine alone: the hub's retries take a minute and a half where it cannot be reached."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def not_here(config: Any, error: Exception) -> str | None:
+    """What verl's last checks could not look at on this machine; None for every other error."""
+    rollout, path = (OmegaConf.select(config, key) for key in ("actor_rollout_ref.rollout.name", "critic.model.path"))
     if rollout == "vllm" and importlib.util.find_spec("vllm") is None and "vllm" in str(error):
         return "note: vLLM is not installed here, so that verl could not ask it for its largest LoRA rank"
     if isinstance(error.__cause__, OSError) and "critic.model" in str(error):
         return f"note: {path} is not on this machine, so that verl could not look at the critic's model"
-    raise ConfigError(f"verl refuses the configuration: {error}") from error
+    return None
 
 
 def names(recipes: str | Path) -> list[str]:

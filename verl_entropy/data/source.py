@@ -7,7 +7,9 @@ class with Gymnasium's interface works too: its episodes are consecutive seeds w
 
 from __future__ import annotations
 
+import inspect
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +21,9 @@ SEEDS_PER_RUN = 100_000
 
 FIRST_HELD_OUT = 1_000_000
 """Seeds of every split but train start here, for classes whose splits differ in the seed only."""
+
+SEEDS_PER_SPLIT = 1_000_000
+"""Every split but train has as many: dev's come first, then test's, then those of other names in places drawn by name."""
 
 
 @runtime_checkable
@@ -57,6 +62,7 @@ def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Ma
         raise ValueError(f"--count={count}: must be at least 1.")
     settings = {key: value for key, value in (kwargs or {}).items() if key != "split"}
     cls = envs.resolve(name)
+    _check_kwargs(name, cls, kwargs or {})
     if not isinstance(cls, EpisodeSource):
         return _seeds(name, split, count, seed, settings)
     if split not in cls.SPLITS:
@@ -65,6 +71,16 @@ def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Ma
     if not rows:
         raise ValueError(f"--split={split}: {name} has no episode there with {settings or 'its default settings'}.")
     return [Task(int(r["seed"]), dict(r.get("options") or {}), r.get("task_type") or "", r.get("prompt") or "") for r in rows]
+
+
+def _check_kwargs(name: str, cls: Any, kwargs: Mapping[str, Any]) -> None:
+    """ValueError for a setting that the environment does not take, and for a missing one."""
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise ValueError(f"data.env.kwargs={dict(kwargs)}: environment {name}: {error}. Its settings: {known}.") from error
 
 
 def prepare(name: str, found: Sequence[Task]) -> None:
@@ -77,7 +93,7 @@ def prepare(name: str, found: Sequence[Task]) -> None:
 def _seeds(name: str, split: str, count: int | None, seed: int, settings: Mapping[str, Any]) -> list[Task]:
     if count is None:
         raise ValueError(f"--count: {name} draws its episodes from seeds, without end. Say how many, for example --count 1000.")
-    first = seed * SEEDS_PER_RUN if split == "train" else FIRST_HELD_OUT
+    first = _first_seed(split, count, seed)
     environment = envs.make(name, **settings)
     try:  # a split or a setting that the class refuses shows at its first reset
         _, info = environment.reset(seed=first, options={"split": split})
@@ -85,6 +101,23 @@ def _seeds(name: str, split: str, count: int | None, seed: int, settings: Mappin
         environment.close()
     prompt = str(info.get("task") or "") if count == 1 else ""
     return [Task(first + i, {"split": split}, "", prompt) for i in range(count)]
+
+
+def _first_seed(split: str, count: int, seed: int) -> int:
+    """Where the seeds of a split begin; ValueError where they would reach those of another."""
+    if split != "train":
+        if count > SEEDS_PER_SPLIT:
+            raise ValueError(f"--count={count}: split {split} has {SEEDS_PER_SPLIT} seeds. Choose at most as many.")
+        places = {"dev": 0, "test": 1}
+        return FIRST_HELD_OUT + SEEDS_PER_SPLIT * places.get(split, 2 + zlib.crc32(split.encode()) % 2000)  # below 2**31
+    largest = (FIRST_HELD_OUT - count) // SEEDS_PER_RUN
+    if count > FIRST_HELD_OUT:
+        raise ValueError(f"--count={count}: split train has {FIRST_HELD_OUT} seeds, then the held-out ones begin. Choose fewer.")
+    if seed > largest:
+        raise ValueError(
+            f"--seed={seed}: {count} episodes of train would reach the seeds of the held-out splits. Choose a seed of at most {largest}."
+        )
+    return seed * SEEDS_PER_RUN
 
 
 def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "stepwise_env") -> dict[str, Any]:

@@ -5,27 +5,41 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 def write_parquet(rows: Sequence[dict], path: Path) -> None:
     """Write ``rows`` to ``path``; a file of that name is replaced only by a complete one."""
-    import pandas as pd
+    write_parquets({path: rows})
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+def write_parquets(files: Mapping[Path, Sequence[dict]]) -> None:
+    """Write the rows of every path; no file takes its name before all of them are complete."""
+    partials = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(list(rows)).to_parquet(partial)
-        with open(partial, "rb+") as file:  # on disk before it takes the name: a full disk shows here
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        for path, rows in files.items():
+            _write(rows, path, partials[path])
+        for path, partial in partials.items():
+            os.replace(partial, path)
     except OSError as error:
         raise ValueError(
             f"--out: {path} cannot be written: {_reason(error)}. Free some space or choose another --out."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
+
+
+def _write(rows: Sequence[dict], path: Path, partial: Path) -> None:
+    import pandas as pd
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder has this name")
+    pd.DataFrame(list(rows)).to_parquet(partial)
+    with open(partial, "rb+") as file:  # on disk before it takes the name: a full disk shows here
+        os.fsync(file.fileno())
 
 
 def _reason(error: OSError) -> str:

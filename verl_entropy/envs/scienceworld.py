@@ -29,6 +29,8 @@ SAME_ORDER = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 class ScienceWorldEnv:
     """A task in a variation, chosen by ``seed`` or named in ``options={"task": ..., "variation": ...}``.
 
+    ``options["split"]`` is another split for this episode.
+
     ``simplifications``: "easy", "" or a list. ``reward``: sparse (``win_reward`` on the step that brings the score to
     100, else 0) or dense (the step's change of score, so that a solved episode sums to ``win_reward``; a failure
     brings the score to -100). A negative score is a failure and ends the episode. ``admissible``: list the valid
@@ -87,14 +89,15 @@ class ScienceWorldEnv:
         """Start the variation that ``options`` name, or the one that ``seed`` draws from the split."""
         if seed is None:
             seed = self._seeds.randrange(2**31)
-        rng = random.Random(f"{self.split}/{seed}")
         options = options or {}
+        split = choose("options['split']", options.get("split", self.split), self.SPLITS)
+        rng = random.Random(f"{split}/{seed}")
         task = options.get("task") or rng.choice(self.tasks)
         choose("options['task']", task, tuple(self._folds))
         variation = options.get("variation")
         if variation is None:
-            variation = rng.choice(self._folds[task][SPLITS[self.split]])
-        _check_variation(self._folds, task, variation)
+            variation = rng.choice(self._folds[task][SPLITS[split]])
+        _check_variation(self._folds, task, variation, options.get("split"))
         self._task, self._variation = task, int(variation)
         _load(self._jvm, self._server, task, self._variation, self._simplifications_of(task))
         # The package's own reset looks around too: before the first step the score is still that of the last episode.
@@ -234,10 +237,12 @@ def _simplification_text(given: str | Sequence[str]) -> str:
     return ",".join(names)
 
 
-def _check_variation(folds: dict[str, dict[str, list[int]]], task: str, variation: Any) -> None:
+def _check_variation(folds: dict[str, dict[str, list[int]]], task: str, variation: Any, split: str | None) -> None:
     count = sum(map(len, folds[task].values()))
     if not 0 <= int(variation) < count:
         raise ValueError(f"options['variation']={variation!r}: {task} has the variations 0 to {count - 1}")
+    if split is not None and int(variation) not in folds[task][SPLITS[split]]:
+        raise ValueError(f"options['variation']={variation!r} of {task} is not of split {split!r}; leave one out")
 
 
 def _row(task: str, variation: int, seed: int) -> dict[str, Any]:

@@ -16,7 +16,8 @@ GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "s
 FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
 SEEDS_PER_FOLD = 1000  # of every game: what its getSeedsTrain / Dev / Test list
 REWARDS = ("sparse", "dense")
-# "default" is the package's own. "easy": one or two goals in a few rooms without doors, 2 to 10 turns, for small models.
+# "default" is the package's own. "easy": one or two goals in a few rooms without doors, 2 to 10 turns, for small models; there are few such
+# worlds (some 50 of coin), so that folds share some.
 DIFFICULTIES: dict[str, dict[str, dict[str, int]]] = {
     "default": {},
     "easy": {
@@ -31,6 +32,8 @@ DIFFICULTIES: dict[str, dict[str, dict[str, int]]] = {
 
 class TextWorldExpressEnv:
     """A game of a fold, chosen by ``seed`` or named in ``options={"game": ..., "game_seed": ...}``.
+
+    ``options["split"]`` is another fold for this episode.
 
     ``params``: per game the package's own settings, laid over those of ``difficulty``
     (``{"coin": {"numLocations": 5}}``). ``reward``: sparse (``win_reward`` when the task is solved, else 0) or dense
@@ -90,11 +93,15 @@ class TextWorldExpressEnv:
         """Start the game that ``options`` name, or the one that ``seed`` draws from the fold."""
         if seed is None:
             seed = self._seeds.randrange(2**31)
-        rng, options = random.Random(f"{self.split}/{seed}"), options or {}
+        options = options or {}
+        split = choose("options['split']", options.get("split", self.split), self.SPLITS)
+        rng = random.Random(f"{split}/{seed}")
         self._game = options.get("game") or rng.choice(self.games)
         choose("options['game']", self._game, GAMES)
         number = options.get("game_seed")
-        self._number = int(rng.randrange(SEEDS_PER_FOLD) + FIRST_SEED[self.split] if number is None else number)
+        self._number = int(rng.randrange(SEEDS_PER_FOLD) + FIRST_SEED[split] if number is None else number)
+        if options.get("split", self._fold()) != self._fold():
+            raise ValueError(f"options['game_seed']={number!r} is of split {self._fold()!r}, not of {split!r}; leave one out")
         self._server = self._generator(self._game)
         answer = json.loads(self._server.generateNewGameJSON(self._number, self._fold(), False))
         self._goal = self._server.getTaskDescription()

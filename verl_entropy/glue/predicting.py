@@ -40,7 +40,7 @@ class Predicting:
         if len(rows_NV) != self.width:
             raise ValueError(
                 f"the model gave logits of {len(rows_NV)} tokens, expected {len(self.model_N)} (those before response tokens) or "
-                f"{self.width} (all). Set actor_rollout_ref.model.use_remove_padding=False or algorithm.entropy.log_probs=verl."
+                f"{self.width} (all). Set actor_rollout_ref.model.use_remove_padding=False or +algorithm.entropy.log_probs=verl."
             )
         return rows_NV.index_select(0, self.model_N if token_N is None else self.model_N.index_select(0, token_N))
 

@@ -7,21 +7,25 @@ Rules of thumb: they say where to look and what was made for it, not that it wil
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verl_entropy import registry
-from verl_entropy.report.runs import ENTROPY, P, Run, load
+from verl_entropy.config import ALGORITHM_PATH, POLICY_LOSS_PATH, SEAL_PATH, lookup
+from verl_entropy.report.runs import ENTROPY, P, Run, load, without_steps
+from verl_entropy.report.text import printable
+from verl_entropy.runfile import RunFileError
 
 TAIL = 20
 """Steps at the end of the run whose mean a rule looks at."""
 LOW_ENTROPY = 0.05
 """Nats: as much as 7 % of the tokens between two equal choices (ln 2), the others certain. Above the detector's collapse_nats,
 because advice is of use before all is lost."""
+COLLAPSED = 0.5
 EARLY_OVER_LATE = 1.5
 FEW_GRADIENTS = 0.5
 ONE_SIDED, CLIPPED = 3.0, 0.005
@@ -29,9 +33,10 @@ LESS_LIKELY, LESS_LIKELY_NATS = 0.25, 0.02
 FEW_VALID = 0.8
 REPEATED = 0.3
 MISMATCH = 0.02
-"""Thresholds of the rules: where a person who looks at the figure would stop at it. None is measured. In order: entropy of early over
-late turns; share of groups without gradient; clipped above over below, and the least share above; fall of the likelihood in parts and
-in nats per token; share of valid turns; share of repeated actions; mean difference of probabilities."""
+"""Thresholds of the rules: where a person who looks at the figure would stop at it. None is measured. In order: entropy at
+the end over that at the start; entropy of early over late turns; share of groups without gradient; clipped above over below, and the
+least share above; fall of the likelihood in parts and in nats per token; share of valid turns; share of repeated actions; mean
+difference of probabilities."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Advice:
     """Panel of the report, with the numbers."""
     why: str
     methods: tuple[str, ...]
-    """Overrides to try, the likeliest first."""
+    """Overrides to try, the likeliest first; without those that the run has."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class AdviceList:
     items: list[Advice]
     not_checked: dict[str, str]
     """Rules whose metrics the run lacks, with those metrics."""
+    problems: list[str]
+    """What could not be read of the run."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for --json."""
@@ -71,6 +78,8 @@ class AdviceList:
             lines += ["no symptom that a rule looks for", ""]
         for name, keys in self.not_checked.items():
             lines += textwrap.wrap(f"not checked: {name} (no {keys})", width, subsequent_indent="   ")
+        for text in self.problems:
+            lines += textwrap.wrap(printable(f"problem: {text}"), width, subsequent_indent="   ")
         return "\n".join(lines).rstrip()
 
 
@@ -83,13 +92,44 @@ def _tail(run: Run, *keys: str) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
+def _active(config: Mapping[str, Any]) -> set[str]:
+    """Names of the methods that a run has, as far as its configuration is known."""
+    listed = lookup(config, f"{ALGORITHM_PATH}.transforms")
+    if not isinstance(listed, list):
+        presets = lookup(config, f"{ALGORITHM_PATH}.presets")
+        listed = [name for name in presets if presets[name]] if isinstance(presets, Mapping) else []
+    chosen = [lookup(config, f"{POLICY_LOSS_PATH}.{key}") for key in ("clip_controller", "loss_mode", "regularizer")]
+    names = {str(name) for name in (*listed, *chosen, lookup(config, "algorithm.adv_estimator"))}
+    return names | {"seal"} if _reaches(lookup(config, f"{SEAL_PATH}.alpha"), 1e-12) else names
+
+
+def _reaches(value: Any, least: float) -> bool:
+    return isinstance(value, int | float) and value >= least
+
+
+def _has(config: Mapping[str, Any], override: str) -> bool:
+    """Whether a run has what ``override`` would set: the method, the word, or at least the number."""
+    method = next((a for a in registry.ALGORITHMS if a.key == override), None)
+    if method is not None:
+        return method.name in _active(config)
+    path, _, wanted = override.lstrip("+").partition("=")
+    value = lookup(config, path)
+    try:
+        return _reaches(value, float(wanted))
+    except ValueError:
+        return str(value) == wanted
+
+
 # ----------------------------------------------------------------------------- rules
 
 
 def _collapse(run: Run) -> Advice | None:
     values = run.series(ENTROPY)[1]
-    start, end = float(np.median(values[:TAIL])), float(np.median(values[-TAIL:]))
-    if end >= LOW_ENTROPY or (end > 0.5 * start and start >= LOW_ENTROPY):
+    width = min(TAIL, len(values) // 2)
+    if not width:
+        return None
+    start, end = float(np.median(values[:width])), float(np.median(values[-width:]))
+    if end >= min(LOW_ENTROPY, COLLAPSED * start):
         return None
     return Advice(
         "entropy has collapsed",
@@ -245,10 +285,14 @@ def advise_run(run: Run) -> AdviceList:
             continue
         found = rule(run)
         if found is not None:
-            items.append(found)
-    return AdviceList(run.name, items, missing)
+            methods = tuple(method for method in found.methods if not _has(run.reader.config, method))
+            items.append(replace(found, methods=methods))
+    return AdviceList(run.name, items, missing, list(run.reader.problems))
 
 
 def advise(path: str | Path) -> AdviceList:
-    """Symptoms of the run at ``path``, with methods meant for them."""
-    return advise_run(load([path])[0])
+    """Symptoms of the run at ``path``, with methods meant for them; RunFileError if it has no step."""
+    (run,) = load([path])
+    if unread := without_steps([run]):
+        raise RunFileError(unread[0])
+    return advise_run(run)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_entropy.report.runs import Run, flatten, load
+from verl_entropy.report.runs import Run, flatten, load, without_steps
 from verl_entropy.report.text import printable
+from verl_entropy.runfile import RunFileError
 
 NOT_COMPARED = ("timing_s/", "timing_per_token_ms/", "perf/", "actor/perf/", "critic/perf/", "training/off_policy/")
 """Prefixes of metrics that differ between two runs of the same seed: clocks, memory, scheduling."""
@@ -70,10 +71,12 @@ class Difference:
 
 
 def diff(a: str | Path, b: str | Path, *, rtol: float = 0.0, atol: float = 0.0) -> Difference:
-    """Compare two runs; by default values must be equal to the last bit, NaN equals NaN."""
+    """Compare two runs; by default values must be equal to the last bit, NaN equals NaN. Each must have a step."""
     if not (rtol >= 0.0 and atol >= 0.0):
         raise ValueError(f"rtol={rtol}, atol={atol}: must be >= 0. Use 0 for equality to the last bit.")
     one, other = load([a, b])
+    if unread := without_steps((one, other)):
+        raise RunFileError("\n".join(unread))
     common = np.intersect1d(one.reader.steps, other.reader.steps)
     keys_a, keys_b = _keys(one), _keys(other)
     in_a, in_b = set(keys_a), set(keys_b)

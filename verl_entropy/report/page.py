@@ -19,7 +19,7 @@ from verl_entropy import __version__
 from verl_entropy.diagnostics.phases import Phases
 from verl_entropy.report import advice, figures, trajectories
 from verl_entropy.report.plot import MAX_POINTS, Panel
-from verl_entropy.report.runs import ENTROPY, Group, Run, differing, group, load_readable
+from verl_entropy.report.runs import ENTROPY, Group, Run, differing, group, load_readable, without_steps
 from verl_entropy.report.success import CONVERGED, SuccessRate, success_rates
 from verl_entropy.report.text import printable, shown
 from verl_entropy.runfile import RunFileError, write_atomic
@@ -101,11 +101,14 @@ class Report:
 def build_report(runs: Iterable[str | Path], out: str | Path, settings: Phases | None = None) -> Report:
     """Write the report on ``runs`` to ``out`` (an .html file, or a folder for report.html) with its figures beside it.
 
-    Runs that cannot be read are left out and named; RunFileError if none can.
+    Runs that cannot be read are left out and named; RunFileError if none can, or if none has a step.
     """
     loaded, unread = load_readable(runs, settings)
     if not loaded:
         raise RunFileError("no runs given. Give the folder of a run, or verl's .jsonl file.")
+    empty = without_steps(loaded)
+    if len(empty) == len(loaded):
+        raise RunFileError("\n".join(unread + empty))
     page = Path(out) if Path(out).suffix.lower() in (".html", ".htm") else Path(out) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     groups = group(loaded)
@@ -224,17 +227,17 @@ def _settings(groups: list[Group]) -> str:
 
 
 def _advice(runs: list[Run]) -> str:
-    found: dict[str, list[tuple[Run, advice.Advice]]] = {}
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[Run, advice.Advice]]] = {}
     for run in runs:
         for item in advice.advise_run(run).items:
-            found.setdefault(item.symptom, []).append((run, item))
+            found.setdefault((item.symptom, item.methods), []).append((run, item))
     items = []
-    for symptom, cases in found.items():
+    for (symptom, tried), cases in found.items():
         first = cases[0][1]
         figures_seen = "".join(f"<li>{shown(run.name)}: {shown(item.figure)}</li>" for run, item in cases[:MAX_CASES])
         more = f"<li>and {len(cases) - MAX_CASES} more runs</li>" if len(cases) > MAX_CASES else ""
-        methods = " ".join(f"<code>{shown(method)}</code>" for method in first.methods)
-        items.append(f"<li><b>{shown(symptom)}</b>. {shown(first.why)}<br>Try {methods}<ul>{figures_seen}{more}</ul></li>")
+        methods = "<br>Try " + " ".join(f"<code>{shown(method)}</code>" for method in tried) if tried else ""
+        items.append(f"<li><b>{shown(symptom)}</b>. {shown(first.why)}{methods}<ul>{figures_seen}{more}</ul></li>")
     return f"<h2>Advice</h2><ul>{''.join(items)}</ul>" if items else "<h2>Advice</h2><p>No symptom that a rule looks for.</p>"
 
 

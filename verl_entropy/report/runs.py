@@ -30,7 +30,12 @@ JUDGED = P + "judge/degeneracy"
 MAX_TURN_STEPS = 100
 """Steps on each side of an eruption whose turns are read for the figure: ten of them have the costly interference at the
 default, and a hundred full ones take some 20 MB."""
-_SEED_NAME = re.compile(r"(?:[-_.]?(?:seed|run|s)?[-_.]?\d+)$", re.IGNORECASE)
+_SEED_NAME = re.compile(r"(?:[-_.](?:seed|run|s)[-_]?\d+|(?<!\de)[-_]\d{1,5})$", re.IGNORECASE)
+"""The seed at the end of a name: a word with a number, or a whole number of its own; not the exponent of 1e-5."""
+_TIME_NAME = re.compile(r"(?:\d{4,8}[-_T]\d{4,6}|\d{2}[-_T]\d{2}[-_T]\d{2})$")
+"""A date or a time at the end of a name."""
+_SESSION = re.compile(r"metrics-\d{8}-\d{6}")
+"""Name of the metrics file that ``launch.sh`` makes in the folder of a run."""
 
 
 @dataclass
@@ -199,7 +204,20 @@ def _setting_of(run: Run) -> str:
     if run.reader.config:
         flat = flatten(run.reader.config)
         return json.dumps({k: v for k, v in sorted(flat.items()) if not _of_one_seed(k)}, default=str)
-    return "name:" + (_SEED_NAME.sub("", run.name) or run.name)
+    return "name:" + _without_seed(run.name)
+
+
+def _without_seed(name: str) -> str:
+    """The name without the number of its seed."""
+    return name if _TIME_NAME.search(name) else _SEED_NAME.sub("", name) or name
+
+
+def _name_of(reader: RunReader) -> str:
+    """The run's name; a launcher's metrics file has its folder's, for its own is only a time."""
+    if not _SESSION.fullmatch(reader.name):
+        return reader.name
+    path = reader.path.resolve()
+    return (path if path.is_dir() else path.parent).name or reader.name
 
 
 def _read(path: str | Path, settings: Phases | None) -> Run:
@@ -220,7 +238,7 @@ def load(paths: Iterable[str | Path], settings: Phases | None = None) -> list[Ru
 
 
 def _named(runs: list[Run]) -> list[Run]:
-    names = [run.reader.name for run in runs]
+    names = [_name_of(run.reader) for run in runs]
     for i, run in enumerate(runs):
         run.label = names[i] if names.count(names[i]) == 1 else f"{names[i]} ({names[: i + 1].count(names[i])})"
     return runs
@@ -243,6 +261,11 @@ def load_readable(paths: Iterable[str | Path], settings: Phases | None = None) -
     return _named(kept), problems
 
 
+def without_steps(runs: Iterable[Run]) -> list[str]:
+    """What is wrong with the runs of which no step could be read, a line each."""
+    return [f"{r.reader.path}: no step could be read ({r.reader.problems[0]})" for r in runs if not len(r.reader)]
+
+
 def group(runs: list[Run]) -> list[Group]:
     """Groups of runs that are seeds of one setting, in order of appearance."""
     groups: dict[str, list[Run]] = {}
@@ -254,5 +277,4 @@ def group(runs: list[Run]) -> list[Group]:
 def _label(members: list[Run]) -> str:
     if len(members) == 1:
         return members[0].name
-    short = _SEED_NAME.sub("", members[0].name) or members[0].name
-    return f"{short} (mean of {len(members)})"
+    return f"{_without_seed(members[0].name)} (mean of {len(members)})"
