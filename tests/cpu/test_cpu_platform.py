@@ -195,6 +195,8 @@ def test_a_worker_whose_environments_cannot_be_used_ends_the_run_at_the_next_pol
     buffer, listed = build_replay_buffer(), {"train": {"a": {"is_prompt": True, "global_steps": 1, "status": "failure"}}}
     monkeypatch.setattr(replay_buffer.tq, "kv_list", lambda: listed)
     buffer._sync_metadata_from_transfer_queue()  # a failed prompt alone is verl's to handle
+    listed[BROKEN] = {"worker_7": {}}
+    buffer._sync_metadata_from_transfer_queue()  # the queue has the key, and its tag not yet
     listed[BROKEN] = {"worker_7": {"message": "4 failures in a row, data.env.max_env_failures=4"}}
     with pytest.raises(RuntimeError, match=r"cannot go on: 4 failures in a row"):
         buffer._sync_metadata_from_transfer_queue()

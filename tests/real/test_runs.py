@@ -138,11 +138,11 @@ def test_colocate_async(runner):
 
 def test_environments_that_cannot_be_built_end_an_asynchronous_run(runner):
     """verl alone takes every failed prompt for one to be replaced, and would ask for another for ever."""
-    process = runner.start("broken", "trainer.v1.trainer_mode=colocate_async", "+data.env.kwargs.colour=mauve")
+    process = runner.start("unbuilt", "trainer.v1.trainer_mode=colocate_async", "+data.env.kwargs.colour=mauve")
     try:
         assert process.wait(timeout=600) != 0
     finally:
         stop(process)
-    log = runner.result("broken", 1).log
+    log = runner.result("unbuilt", 1).log
     assert "verl-entropy: an agent-loop worker cannot go on: the environment cannot be built" in log
     assert "unexpected keyword argument 'colour'" in log and "data.env.kwargs" in log

@@ -47,7 +47,8 @@ def _watch(buffer: Any) -> None:
     def _sync_metadata_from_transfer_queue():
         sync()
         for tag in buffer.partitions.get(BROKEN, {}).values():
-            raise RuntimeError(f"verl-entropy: an agent-loop worker cannot go on: {tag['message']}")
+            if "message" in tag:  # the queue may list a key before its tag
+                raise RuntimeError(f"verl-entropy: an agent-loop worker cannot go on: {tag['message']}")
 
     buffer._sync_metadata_from_transfer_queue = _sync_metadata_from_transfer_queue
 
