@@ -200,7 +200,6 @@ def test_clip_bounds_that_are_null_are_verls_clip_ratio():
 
 def test_a_rejected_token_is_no_example_for_a_head_that_learns_advantages():
     data = micro_batch(6)
-    data["response_mask"] = jagged([1, 1, 0], [1, 1, 1])  # rollout correction rejected one of a correct row
     data["advantages"] = jagged([1.0, 1.0, 0.0], [-1.0] * 3)
     logits = torch.zeros(6, requires_grad=True)
     output = {SEAL_LOGITS: logits, SEAL_TOKENS: torch.arange(6), SEAL_ROWS: torch.tensor([0, 0, 0, 1, 1, 1])}
@@ -209,7 +208,7 @@ def test_a_rejected_token_is_no_example_for_a_head_that_learns_advantages():
         micro_batch=data,
         model_output=output,
         entropy_RT=None,
-        mask_RT=torch.ones(2, 3).bool(),
+        mask_RT=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(),  # rollout correction rejected a token of a correct row
         loss_mask_RT=torch.ones(2, 3).bool(),
         num_tokens=6.0,
         num_rows=2.0,

@@ -113,7 +113,7 @@ def _seal(ctx: LossContext, s) -> torch.Tensor:
         label_N = ctx.micro_batch["verl_entropy_label"].index_select(0, row_N)
     weight_N = ctx.micro_batch["verl_entropy_head_weight"].index_select(0, row_N) if s.skip_uniform_groups else None
     if s.label == "advantage":  # tokens that rollout correction rejected have an advantage of 0, which is no label
-        kept_N = ctx.micro_batch["response_mask"].values().index_select(0, token_N).to(logits_N.dtype)
+        kept_N = ctx.mask_RT[ctx.loss_mask_RT].to(logits_N.dtype)
         weight_N = kept_N if weight_N is None else weight_N * kept_N
     loss = seal_loss(logits_N, label_N, None, row_weight_R=weight_N).sum()
     ctx.token_sums["seal/loss"] = loss
