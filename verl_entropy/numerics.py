@@ -137,7 +137,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         entropy_of = _entropy_as_verl if logits_NV.dtype == torch.float32 else _entropy
         with torch.autocast(logits_NV.device.type, enabled=False):
             for chunk in _chunks(len(lse_N), rows):
-                z = _scaled(logits_NV[chunk], temperature, chunk, dtype)
+                z = scaled(logits_NV[chunk], temperature, chunk, dtype)
                 lse = torch.logsumexp(z, dim=-1)
                 label_logit = z.gather(-1, labels_N[chunk, None]).squeeze(-1)
                 banned = lse == -torch.inf  # every logit is -inf: no distribution
@@ -161,7 +161,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         grad_NV = torch.empty_like(logits_NV)
         with torch.autocast(logits_NV.device.type, enabled=False):
             for chunk in _chunks(len(lse_N), ctx.rows):
-                z = _scaled(logits_NV[chunk], temperature, chunk, lse_N.dtype)
+                z = scaled(logits_NV[chunk], temperature, chunk, lse_N.dtype)
                 lse = lse_N[chunk, None]
                 log_p = z - lse.masked_fill(lse == -torch.inf, 0.0)
                 p = log_p.exp()
@@ -197,7 +197,8 @@ def _rows_of(temperature: float | Tensor, chunk: slice) -> float | Tensor:
     return temperature[chunk, None] if isinstance(temperature, Tensor) else temperature
 
 
-def _scaled(logits: Tensor, temperature: float | Tensor | None, chunk: slice, dtype: torch.dtype) -> Tensor:
+def scaled(logits: Tensor, temperature: float | Tensor | None, chunk: slice, dtype: torch.dtype) -> Tensor:
+    """The logits of a chunk of rows in ``dtype``, divided by the temperature there: a number, one per row of the whole, or None for 1."""
     z = logits.to(dtype)
     return z if temperature is None else z / _rows_of(temperature, chunk)
 

@@ -67,7 +67,9 @@ def check_spelling(config: DictConfig) -> None:
             meant = difflib.get_close_matches(str(key), names, n=1, cutoff=SIMILAR)
             if meant and key not in names:
                 path = f"{section}.{key}" if section else str(key)
-                raise ConfigError(f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(str(key))}{meant[0]}, or take it out.")
+                raise ConfigError(
+                    f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(str(key))}{meant[0]}, or take it out."
+                )
 
 
 def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:

@@ -16,6 +16,8 @@ from verl_entropy.regularizers.siren import SirenAnchor, masked_row_mean, peak_m
 class ControllerState:
     """A coefficient moved by ``TargetEntropyController``; ``name`` is its key in the worker info."""
 
+    of_each_batch = False
+
     def __init__(self, algorithm: str, name: str, adaptive: bool, **controller):
         self.algorithm, self.name, self.adaptive = algorithm, name, adaptive
         self.fixed = controller["value"]
@@ -38,6 +40,8 @@ class ControllerState:
 
 class EpoState:
     """EPO's corridor and weight: the history of the entropies of earlier steps."""
+
+    of_each_batch = False
 
     def __init__(self, settings):
         self.settings = settings
@@ -79,6 +83,9 @@ class EpoState:
 
 class SirenState:
     """SIREN's anchor, and the masked nucleus entropy of this iteration's experience under the old policy."""
+
+    of_each_batch = True
+    """What it says is about the batch, where the others move once a step."""
 
     def __init__(self, settings):
         self.settings = settings

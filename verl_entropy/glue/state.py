@@ -28,7 +28,7 @@ class Run:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.methods = methods_state.stateful_methods(plan)
-        self._said: tuple[int, dict[str, Any]] | None = None
+        self._step, self._said = 0, {}
         self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
     def advance(self, ctx) -> None:
@@ -42,10 +42,12 @@ class Run:
         if ctx.entropy is not None:
             ctx.metrics["verl_entropy/entropy"] = ctx.entropy
         ctx.info["step"] = ctx.step
-        before = self._said[1] if self._said is not None and self._said[0] == ctx.step else {}
+        if ctx.step != self._step:
+            self._step, self._said = ctx.step, {}
         for name, method in self.methods.items():
-            ctx.info[name] = method.step(ctx) if name not in before or name == "siren" else before[name]
-        self._said = ctx.step, {name: ctx.info[name] for name in self.methods}
+            if name not in self._said or method.of_each_batch:
+                self._said[name] = method.step(ctx)
+            ctx.info[name] = self._said[name]
 
     def state_dict(self) -> dict[str, Any]:
         """State of every method by its name; ``load`` restores it."""

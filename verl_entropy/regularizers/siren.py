@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from verl_entropy.numerics import scaled
+
 CROSSINGS = ("include", "exclude")
 
 
@@ -37,10 +39,8 @@ def _nucleus_chunk(logits: Tensor, top_p: float, crossing: str) -> tuple[Tensor,
     return entropy, last.squeeze(-1), number - (ordered > last).sum(-1)
 
 
-def _scaled(logits: Tensor, temperature: Tensor | None, start: int, size: int, dtype: torch.dtype) -> Tensor:
-    """A chunk of the logits in compute precision, divided by the temperature there."""
-    chunk = logits[start : start + size].to(dtype)
-    return chunk if temperature is None else chunk / temperature[start : start + size].to(dtype).unsqueeze(-1)
+def _chunks(length: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, length, size)]
 
 
 class _NucleusEntropy(torch.autograd.Function):
@@ -49,8 +49,8 @@ class _NucleusEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, top_p, crossing, chunk_size, temperature):
         dtype = _compute_dtype(logits)
-        scaled = (_scaled(logits, temperature, start, chunk_size, dtype) for start in range(0, len(logits), chunk_size))
-        entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(c, top_p, crossing) for c in scaled), strict=True))
+        chunks = (scaled(logits[rows], temperature, rows, dtype) for rows in _chunks(len(logits), chunk_size))
+        entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(z, top_p, crossing) for z in chunks), strict=True))
         ctx.save_for_backward(logits, entropy, last, ties, temperature)
         ctx.chunk_size = chunk_size
         return entropy
@@ -60,9 +60,8 @@ class _NucleusEntropy(torch.autograd.Function):
     def backward(ctx, grad):
         logits, entropy, last, ties, temperature = ctx.saved_tensors
         out = torch.empty_like(logits)
-        for start in range(0, len(logits), ctx.chunk_size):
-            rows = slice(start, start + ctx.chunk_size)
-            x, edge = _scaled(logits, temperature, start, ctx.chunk_size, entropy.dtype), last[rows].unsqueeze(-1)
+        for rows in _chunks(len(logits), ctx.chunk_size):
+            x, edge = scaled(logits[rows], temperature, rows, entropy.dtype), last[rows].unsqueeze(-1)
             tied = x == edge
             kept = (x > edge) | (tied & (tied.cumsum(-1, dtype=torch.int32) <= ties[rows].unsqueeze(-1)))
             log_prob = x.masked_fill(~kept, -math.inf)

@@ -22,8 +22,8 @@ def aem(
     """A'_{r,t} = alpha_r A_{r,t}: turns of low entropy inside their prompt group weigh more; (R, T).
 
     ``entropy_RT`` are the token entropies (nats) of the pass that gives old_log_probs; no gradient flows into
-    them. H_r is over trained tokens, and a turn
-    without one is in no group. ``temperature=0`` returns ``advantages_RT`` itself. See ``aem_weights`` for alpha.
+    them. H_r is over trained tokens, and a turn without one is in no group. ``temperature=0`` returns
+    ``advantages_RT`` itself. See ``aem_weights`` for alpha.
     """
     if temperature == 0:
         return advantages_RT

@@ -53,7 +53,7 @@ def repo_d(
     if scope not in SCOPES:
         raise ValueError(f"scope={scope!r}: allowed are {', '.join(SCOPES)}.")
     advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
-    count = max(len(advantages_N), 1)
+    tokens = counted = max(len(advantages_N), 1)
     centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
     loss_N = log_prob_N.exp().mul_(centred_N).mul_(advantages_N)
     if scope == "per_token":
@@ -62,12 +62,12 @@ def repo_d(
         active_R = active_rows(advantages_N, turns) if skip_zero_groups else None
         beta = zeta * scope_mean(loss_N, turns, scope, active_R)
         if active_R is not None:
-            count = max(int((turns.tokens_R * active_R).sum()), 1)
+            counted = max(int((turns.tokens_R * active_R).sum()), 1)
             beta = beta * spread(active_R, turns.tokens_R)
     beta = beta.clamp_min(0.0) if clamp else beta
     metrics = {
         "zeta": zeta,
-        "predicted_entropy_change": -float(loss_N.sum()) / max(len(advantages_N), 1),
-        "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / count,
+        "predicted_entropy_change": -float(loss_N.sum()) / tokens,
+        "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / counted,
     }
     return TransformResult(Packed(torch.addcmul(advantages_N, centred_N, beta, value=-1.0), turns), metrics=metrics)
