@@ -108,6 +108,9 @@ def gpu_stages() -> str:
         lines.append(
             f"| {row['stage']} | {row['what']} | {'' if row['passed'] else 'failed: '}{row['result']} | {row['seconds']} |"
         )
+    if two := _gpu("two_cards"):
+        (row,) = two["stages"]
+        lines += ["", f"With two cards visible ({two['device']}, commit {two['commit']}), stage {row['stage']}: {row['result']}."]
     return "\n".join(lines)
 
 
@@ -201,6 +204,7 @@ def gpu_clip() -> str:
 LEARNED = ROOT / "recipes/first_look/textworld_express"
 LOOKS = {
     "results": "Three seeds at a third of the recipe's learning rate",
+    "seed_0_again": "Seed 0 of three of them again",
     "rate_3e-5": "The methods at the recipe's learning rate",
     "learning_rates": "Three learning rates, and the methods from another warm start",
 }
