@@ -65,28 +65,33 @@ def _strip_weights(folder: Path) -> None:
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def _strip_actor(actor: Path) -> int:
-    """Strip every shard in ``actor``; returns the number of head tensors."""
-    import torch
-
+def _shards(actor: Path) -> list[Path]:
     shards = sorted(actor.glob("model_world_size_*_rank_*.pt"))
     if not shards:
         raise CheckpointError(f"{actor}: no model_world_size_*_rank_*.pt here. Give the global_step_<n> folder of a run on FSDP.")
+    return shards
+
+
+def _strip_actor(actor: Path, target: Path) -> int:
+    """Write every shard of ``actor`` without the head over its copy in ``target``; returns the number of head tensors."""
+    import torch
+
     config = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))
     found = 0
-    for shard in shards:
+    for shard in _shards(actor):
         state = _load(shard)
         sizes = _head_sizes(state)
         if not sizes:
             raise CheckpointError(f"{shard}: has no SEAL head; nothing to strip.")
         found = len(sizes)
-        torch.save({k: v for k, v in state.items() if HEAD not in k}, shard)
+        torch.save({k: v for k, v in state.items() if HEAD not in k}, target / shard.name)
         optimizer_path = actor / shard.name.replace("model_", "optim_", 1)
         if optimizer_path.is_file():
             # FSDP1 keeps the head as one flat parameter (it is its own unit), FSDP2 one entry per tensor.
             count = 1 if config["FSDP_version"] == 1 else found
-            torch.save(_strip_optimizer(_load(optimizer_path), count, optimizer_path), optimizer_path)
-    _strip_weights(actor / "huggingface")
+            optimizer = _strip_optimizer(_load(optimizer_path), count, optimizer_path)
+            torch.save(optimizer, target / optimizer_path.name)
+    _strip_weights(target / "huggingface")
     return found
 
 
@@ -97,12 +102,13 @@ def strip_head(source: str | Path, target: str | Path) -> int:
         raise CheckpointError(f"{source}: no such folder.")
     if target.exists():
         raise CheckpointError(f"{target}: exists already; choose a new folder, nothing is overwritten.")
+    _shards(source / "actor")
     partial = target.with_name(target.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
     shutil.copytree(source, partial)
     try:
-        found = _strip_actor(partial / "actor")
+        found = _strip_actor(source / "actor", partial / "actor")
         state_path = partial / STATE_FILE
         if state_path.is_file():
             content = json.loads(state_path.read_text(encoding="utf-8"))

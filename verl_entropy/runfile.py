@@ -32,6 +32,8 @@ from verl_entropy.config import setting
 
 FORMAT = 1
 META, STEPS, TURNS, SAMPLES = "run.json", "steps.jsonl", "turns", "samples"
+SESSION = re.compile(r"metrics-\d{8}-\d{6}")
+"""Name, without ending, of the metrics file that ``launch.sh`` makes in the folder of a run, a new one each time it goes on."""
 _STEP_FILE = re.compile(r"step-(\d+)\.(?:parquet|json)$")
 _ROWS_FILE = re.compile(r"rows-(\d+)-(\d+)\.parquet$")
 MAX_POINTS = 512
@@ -385,6 +387,7 @@ class _Columns:
 class RunReader:
     """Reads a run, also while it goes on: ours (a folder or its steps.jsonl) or verl's FileLogger (any .jsonl).
 
+    Of a folder with several metrics files of a launcher each is a session that went on from a checkpoint of the one before.
     Bad lines are left out and told in ``problems``; only a path without any run file raises RunFileError.
     """
 
@@ -394,33 +397,35 @@ class RunReader:
         self.under_way = False
         """The last line has no end: a step is being written, or the run was killed in it."""
         self._uncounted = 0
-        self._folder, file = self._locate()
+        self._folder, files = self._locate()
         self.meta = self._read_meta()
-        self.name = str(self.meta.get("name") or (self._folder.name if self._folder else file.stem))
+        self.name = str(self.meta.get("name") or (self._folder.name if self._folder else files[0].stem))
         config = self.meta.get("config")
         self.config: dict[str, Any] = config if isinstance(config, dict) else {}
         columns = _Columns()
-        self._read_lines(file, columns)
+        for file in files:
+            self._read_lines(file, columns, resumed=file != files[0])
         self._columns = columns.by_key
         self._ordered: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.steps = columns.steps.ordered()[0]
         if not len(self.steps):
-            self._problem(f"{file}: no step in it yet")
+            self._problem(f"{files[-1]}: no step in it yet")
         if self._uncounted:
             self.problems.append(f"and {self._uncounted} more")
 
-    def _locate(self) -> tuple[Path | None, Path]:
+    def _locate(self) -> tuple[Path | None, list[Path]]:
+        """The folder of a run file, if it is one, and the files with its lines."""
         if self.path.is_dir():
             if (self.path / STEPS).is_file() or (self.path / META).is_file():
-                return self.path, self.path / STEPS
+                return self.path, [self.path / STEPS]
             found = sorted(self.path.glob("*.jsonl"))
-            if len(found) == 1:
-                return None, found[0]
+            if len(found) == 1 or (found and all(SESSION.fullmatch(p.stem) for p in found)):
+                return None, found
             names = ", ".join(p.name for p in found[:5]) or "no .jsonl file"
             raise RunFileError(f"{self.path}: no {STEPS}, and {names}. Give a run's folder or one .jsonl file.")
         if not self.path.is_file():
             raise RunFileError(f"{self.path}: no such file or folder. Give a run's folder or verl's .jsonl file.")
-        return (self.path.parent if self.path.name == STEPS else None), self.path
+        return (self.path.parent if self.path.name == STEPS else None), [self.path]
 
     def _problem(self, text: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -446,11 +451,11 @@ class RunReader:
             self._problem(f"{META}: format {version!r}, this version knows {FORMAT}; read as far as it is understood")
         return meta
 
-    def _read_lines(self, file: Path, columns: _Columns) -> None:
+    def _read_lines(self, file: Path, columns: _Columns, resumed: bool = False) -> None:
         if not file.is_file():
             return
         newest = None
-        foreign = False
+        foreign = self.under_way = False
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
@@ -466,6 +471,9 @@ class RunReader:
                     foreign = True
                     self._problem(f"{file.name}:{number}: format {record['v']!r}, this version knows {FORMAT}")
                 newest = self._take(record, f"{file.name}:{number}", columns, newest)
+                if resumed and newest is not None:
+                    columns.void(newest + 1)  # the first step may be the checkpoint's, validated again
+                    resumed = False
 
     @staticmethod
     def _whole(line: bytes) -> bool:

@@ -25,11 +25,16 @@ shift 3
 [ -f "$recipes/env/$env.txt" ] || die "ENV=$env: one of alfworld webshop"
 [ -f "$recipes/base/$base.txt" ] || die "BASE=$base: one of grpo gigpo dapo gspo ppo"
 [ -f "$recipes/method/$method.txt" ] || die "METHOD=$method: one of seal epo aem none"
-mode=run
-case "${1:-}" in
-  --dry-run) mode=dry; shift ;;
-  --check) mode=check; shift ;;
-esac
+mode=run own=()
+for word in "$@"; do
+  case $word in
+    --dry-run) mode=dry ;;
+    --check) mode=check ;;
+    -*) die "$word: one of --dry-run --check, and overrides KEY=VALUE" ;;
+    *) own+=("$word") ;;
+  esac
+done
+set -- "${own[@]}"
 
 model=${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}
 python=${PYTHON:-python3}

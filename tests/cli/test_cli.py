@@ -104,6 +104,9 @@ def test_glossary_has_every_metric_and_finds_a_word(capsys):
     table = run(capsys, "glossary", "--markdown")[1].splitlines()
     assert len(table) == len(found) + 2 and all(re.search(r"(?<!\\)\|.*\|$", row) for row in table)
     assert run(capsys, "glossary", "nonesuch")[0] == 2
+    for word in ("turn_entropy/3", "verl_entropy/turn_entropy/3", "actor/verl_entropy/turn_entropy/3"):
+        assert run(capsys, "glossary", word)[1].startswith("verl_entropy/turn_entropy/<k>")
+    assert live.find("actor/entropy").key == "actor/entropy" and live.find("turn_entropy/3/x") is None
 
 
 def test_strip_head_of_nothing_says_so(capsys, tmp_path):

@@ -139,6 +139,26 @@ def test_verl_file_logger_is_read(tmp_path):
         assert run.keys == ["actor/entropy", "n", "val-core/a/acc/mean@1"]
 
 
+def test_sessions_of_a_launcher_are_one_run(tmp_path):
+    """A second start makes a second metrics file: it goes on from step 4, whose validation it logs again."""
+
+    def session(time, steps, value, end="\n"):
+        lines = [json.dumps({"step": s, "data": {"actor/entropy": value, f"of/{time}": s}}) for s in steps]
+        (tmp_path / f"metrics-20261128-{time}.jsonl").write_text("\n".join(lines) + end)
+
+    session("120000", range(1, 7), 1.0, end='\n{"step": 7, "da')
+    assert RunReader(tmp_path).under_way
+    session("120001", [], 0.0)
+    session("120002", range(4, 6), 0.5)
+    run = RunReader(tmp_path)
+    steps, entropy = run.series("actor/entropy")
+    assert run.steps.tolist() == steps.tolist() == [1, 2, 3, 4, 5] and entropy.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert run.series("of/120000")[0].tolist() == [1, 2, 3, 4] and not run.under_way and not run.problems
+    (tmp_path / "other.jsonl").write_text("")
+    with pytest.raises(RunFileError, match="Give a run's folder"):
+        RunReader(tmp_path)
+
+
 def test_broken_arrays_and_samples_are_left_out(tmp_path):
     write(tmp_path, range(1, 4))
     (tmp_path / "turns" / "step-000000002.parquet").write_bytes(b"PAR1 not really")

@@ -151,8 +151,11 @@ def test_strip_head_never_overwrites_and_says_what_is_wrong(two, two_folder, tmp
     source = two_folder / "global_step_1-fsdp2"
     with pytest.raises(CheckpointError, match="exists already"):
         strip_head(source, two_folder / "stripped-fsdp2")
-    with pytest.raises(CheckpointError, match="no SEAL head"):
+    with pytest.raises(CheckpointError, match=f"^{two_folder / 'stripped-fsdp2'}.*no SEAL head"):
         strip_head(two_folder / "stripped-fsdp2", tmp_path / "again")
     with pytest.raises(CheckpointError, match="no such folder"):
         strip_head(tmp_path / "nothing", tmp_path / "again")
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "other" / "actor").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}/other/actor: no model_world_size"):
+        strip_head(tmp_path / "other", tmp_path / "again")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

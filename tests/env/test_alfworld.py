@@ -90,6 +90,8 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"alfworld.*pip install alfworld.*GPL-3"):
         alfworld_games.require_alfworld()
+    with pytest.raises(ValueError, match="pip install alfworld"):
+        alfworld_games.generated_folder()  # what `data` asks for first
 
 
 def test_folders_appear_whole(tmp_path):

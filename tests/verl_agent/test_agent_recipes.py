@@ -55,6 +55,15 @@ def test_every_combination_gives_a_checked_command(env, base, method):
     assert int(found["data.train_batch_size"]) * int(found["env.rollout.n"]) == 128
 
 
+def test_a_flag_counts_wherever_it_stands_and_another_one_is_refused():
+    override = "trainer.total_epochs=3"
+    words = command("alfworld", "grpo", "seal", override, "--dry-run")
+    assert words == command("alfworld", "grpo", "seal", "--dry-run", override) and words[-1] == override
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        command("alfworld", "grpo", "seal", "--dryrun")
+    assert "--dryrun: one of --dry-run --check" in error.value.stderr
+
+
 PAPERS = [
     ("alfworld grpo seal", f"{ACTOR}.optim.lr=2e-6 env.max_steps=25 {ACTOR}.ppo_mini_batch_size=256 {ACTOR}.seal.alpha=0.02"),
     ("webshop gigpo seal", f"env.max_steps=10 {ACTOR}.ppo_mini_batch_size=64 data.max_prompt_length=4096 algorithm.gamma=0.95"),

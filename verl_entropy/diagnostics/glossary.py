@@ -22,6 +22,7 @@ class Entry:
 
 _OURS = {
     "entropy": ("mean entropy of the trained tokens before the update", "nats", "ours"),
+    "entropy_not_finite": ("share of the trained tokens without a finite entropy, where there are any", "share", "ours"),
     "active": ("1 where the plugin's loss ran in the training workers", "0 or 1", "ours"),
     "timing_s/queue": ("time of the plugin's reads and writes in verl's queue, in the trainer's process", "seconds", "ours"),
     "timing_s/turns": ("time to make turns of a batch's rows, which every method starts from", "seconds", "ours"),

@@ -524,8 +524,9 @@ def trajectories(
 
 
 def find(key: str) -> Entry | None:
-    """The glossary's entry of a logged metric, or None."""
-    for entry in GLOSSARY:
-        if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), key):
-            return entry
+    """The glossary's entry of a metric as it is logged or, shorter, without "actor/" and "verl_entropy/"; None without one."""
+    for name in (key, PREFIX + key.removeprefix("actor/").removeprefix(PREFIX)):
+        for entry in GLOSSARY:
+            if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), name):
+                return entry
     return None

@@ -45,6 +45,7 @@ def require_alfworld() -> None:
 
 def generated_folder() -> Path:
     """Where generated games are kept; it has the form of an ALFWORLD_DATA folder."""
+    require_alfworld()
     return cache.folder() / "alfworld" / f"generated-v{VERSION}-{importlib.metadata.version('alfworld')}"
 
 

@@ -4,9 +4,11 @@ file beside verl's checkpoint (JSON writes a float's shortest exact form, so a r
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,17 @@ class Run:
         self._step, self._said = 0, {}
         self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
-    def advance(self, ctx) -> None:
+    def advance(self, ctx, say: Callable[[str], None]) -> None:
         """Take the iteration's entropy into the context, step every method's state, and leave what it says in ``ctx.info``.
 
         One source of the entropy estimate everywhere: the mean over the batch's trained tokens of the entropy that verl's
         old-log-prob pass gives, before any update of this step. Where a step has several batches of one policy (separate_async),
-        the first one moves the states.
+        the first one moves the states. ``say`` takes a word about tokens whose entropy is not finite.
         """
-        ctx.entropy = batch_entropy(ctx)
+        ctx.entropy, odd = batch_entropy(ctx)
+        if odd:
+            ctx.metrics["verl_entropy/entropy_not_finite"] = odd
+            _warn_of_odd_entropy(say, self.plan.entropy.log_probs)
         if ctx.entropy is not None:
             ctx.metrics["verl_entropy/entropy"] = ctx.entropy
         ctx.info["step"] = ctx.step
@@ -54,12 +59,34 @@ class Run:
         return {name: method.state_dict() for name, method in self.methods.items()}
 
 
-def batch_entropy(ctx) -> float | None:
-    """Mean entropy over trained tokens in nats; None without an entropy pass or without tokens."""
+def batch_entropy(ctx) -> tuple[float | None, float]:
+    """Mean entropy over the trained tokens that have a finite one, in nats, and the share of them that have none.
+
+    None without an entropy pass or without such tokens.
+    """
     if ctx.entropy_RT is None or not bool(ctx.mask_RT.any()):
-        return None
-    value = torch.where(ctx.mask_RT, ctx.entropy_RT, 0.0).double().sum() / ctx.mask_RT.sum()
-    return float(value) if math.isfinite(float(value)) else None
+        return None, 0.0
+    value = _mean_entropy(ctx.entropy_RT, ctx.mask_RT)
+    if math.isfinite(value):
+        return value, 0.0
+    finite_RT = ctx.mask_RT & ctx.entropy_RT.isfinite()
+    share = float(finite_RT.sum() / ctx.mask_RT.sum())
+    return (_mean_entropy(ctx.entropy_RT, finite_RT) if share else None), 1.0 - share
+
+
+def _mean_entropy(entropy_RT: torch.Tensor, mask_RT: torch.Tensor) -> float:
+    return float(torch.where(mask_RT, entropy_RT, 0.0).double().sum() / mask_RT.sum())
+
+
+@functools.cache
+def _warn_of_odd_entropy(say: Callable[[str], None], log_probs: str) -> None:
+    fix = "check the weights (actor/grad_norm, the learning rate)"
+    if log_probs != "chunked":
+        fix = f"verl's own pass gives NaN where a logit is -inf: set +algorithm.entropy.log_probs=chunked; else {fix}"
+    say(
+        "WARNING: trained tokens without a finite entropy (their share: verl_entropy/entropy_not_finite). They are left out of the "
+        f"mean that controllers and schedules follow; without any other token those stand still. {fix[0].upper()}{fix[1:]}."
+    )
 
 
 def step_folder(root: str, step: int) -> Path:

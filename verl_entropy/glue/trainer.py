@@ -176,7 +176,7 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
 def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
     """Controllers, base estimator and transforms; fills the call's columns and worker info."""
     columns: dict[str, torch.Tensor] = {}
-    call.run.advance(ctx)
+    call.run.advance(ctx, plugin.say)
     kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)

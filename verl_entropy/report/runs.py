@@ -18,7 +18,7 @@ from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.judge.results import Judgement, read_results, trajectory_text
-from verl_entropy.runfile import STEPS, RunFileError, RunReader
+from verl_entropy.runfile import SESSION, STEPS, RunFileError, RunReader
 
 P = "verl_entropy/"
 ENTROPY = (P + "entropy", "actor/entropy", "actor/entropy_loss")
@@ -34,8 +34,6 @@ _SEED_NAME = re.compile(r"(?:[-_.](?:seed|run|s)[-_]?\d+|(?<!\de)[-_]\d{1,5})$",
 """The seed at the end of a name: a word with a number, or a whole number of its own; not the exponent of 1e-5."""
 _TIME_NAME = re.compile(r"(?:\d{4,8}[-_T]\d{4,6}|\d{2}[-_T]\d{2}[-_T]\d{2})$")
 """A date or a time at the end of a name."""
-_SESSION = re.compile(r"metrics-\d{8}-\d{6}")
-"""Name of the metrics file that ``launch.sh`` makes in the folder of a run."""
 
 
 @dataclass
@@ -214,7 +212,7 @@ def _without_seed(name: str) -> str:
 
 def _name_of(reader: RunReader) -> str:
     """The run's name; a launcher's metrics file has its folder's, for its own is only a time."""
-    if not _SESSION.fullmatch(reader.name):
+    if not SESSION.fullmatch(reader.name):
         return reader.name
     path = reader.path.resolve()
     return (path if path.is_dir() else path.parent).name or reader.name

@@ -75,7 +75,7 @@ def compute(original: Callable, run: Run, step: int, total: int, penalty: float,
     fields = rows_module.read(data, rows, penalty)
     ctx = _context(run, step, total, data, rows, fields)
     ctx.metrics["verl_entropy/copied_rows"] = float(rows.copies)
-    run.advance(ctx)
+    run.advance(ctx, settings.say)
     chosen = run.plan.estimator
     if chosen is None:
         data = original(data, **args)
