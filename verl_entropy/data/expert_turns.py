@@ -150,11 +150,12 @@ def play(
     options: Mapping[str, Any] | None = None,
     noise: Noise = Noise(),
     rng: random.Random | None = None,
+    task: str = "",
 ) -> ExpertEpisode:
-    """Play one episode with the expert that ``make(info)`` gives after ``reset``."""
+    """Play one episode with the expert that ``make(info)`` gives after ``reset``; ``task`` is for environments that say none."""
     rng, s = rng or random.Random(seed), writer.settings
     seen = read_reset(environment.reset(seed=seed, options=dict(options) if options else None))
-    task = str(seen.info.get("task") or "")
+    task = str(seen.info.get("task") or task)
     expert, history, total = make(seen.info), [], 0.0
     episode = ExpertEpisode(task_type=str(seen.info.get("task_type") or ""))
     while not seen.done and len(episode.turns) < s.max_turns:
@@ -203,7 +204,8 @@ def collect(
     try:
         for task in tasks:
             try:
-                episode = play(environment, writer, make, seed=task.seed, options=task.options, noise=noise, rng=rng)
+                own = {"seed": task.seed, "options": task.options, "task": task.prompt}
+                episode = play(environment, writer, make, noise=noise, rng=rng, **own)
             except ExpertFailed:
                 failed.append(task.seed)
                 continue

@@ -121,7 +121,7 @@ def _first_seed(split: str, count: int, seed: int) -> int:
 
 
 def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "stepwise_env") -> dict[str, Any]:
-    """A row of verl's RL data set. The agent loop takes the task from the environment; the prompt is for people.
+    """A row of verl's RL data set. The agent loop takes the task from the environment, and the prompt only where that says none.
 
     The options are JSON text: verl joins the files of a run, and a column of mappings would need the same keys and types in all.
     """
@@ -129,7 +129,7 @@ def rl_row(index: int, task: Task, name: str, split: str, agent_name: str = "ste
     extra |= {"options": json.dumps(task.options, ensure_ascii=False), "task_type": task.task_type}
     return {
         "data_source": f"{name}/{split}",
-        "prompt": [{"role": "user", "content": task.prompt or name}],
+        "prompt": [{"role": "user", "content": task.prompt}],
         "ability": "agent",
         "reward_model": {"style": "rule", "ground_truth": ""},
         "extra_info": extra,
