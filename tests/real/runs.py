@@ -13,6 +13,22 @@ from pathlib import Path
 import assets
 
 HERE = Path(__file__).parent
+OURS = ("+entropy=[gigpo,aem,seal,epo]", "algorithm.adv_estimator=gigpo")
+# Timing, memory and throughput differ between runs, and so do the rollout server's own log-probs in their last bits, which depend on
+# which requests happen to share a batch; nothing is trained on them. Everything else of verl's metrics must not differ.
+UNSTABLE = (
+    "rollout_corr/",
+    "rollout_probs_diff",
+    "rollout_actor_probs",
+    "timing",
+    "perf/",
+    "throughput",
+    "staleness",
+    "/mfu",
+    "num_turns/",
+    "agent_loop",
+    "memory",
+)
 
 
 @dataclass
@@ -132,3 +148,14 @@ def stop(process: subprocess.Popen) -> None:
         process.poll()
         time.sleep(0.5)
     process.wait()
+
+
+def stable(step: dict) -> dict:
+    """What of verl's metrics is the same in every run."""
+    return {k: v for k, v in step.items() if not any(part in k for part in UNSTABLE)}
+
+
+def differing(a: dict, b: dict) -> list[str]:
+    """Metrics in which two runs' steps differ and should not."""
+    a, b = stable(a), stable(b)
+    return [k for k in sorted(a.keys() & b.keys()) if a[k] != b[k] and not (a[k] != a[k] and b[k] != b[k])]
