@@ -6,6 +6,7 @@
 # Makes a virtual environment (.venv-quickstart, or $VERL_ENTROPY_VENV), installs torch, verl and this package into it (no GPU is used),
 # builds a model and tokenizer, warm-starts it on expert episodes of the household world, trains it, prints success on held-out
 # tasks before and after, and draws a figure. Running it again goes on where it stopped. PYTHON chooses the interpreter (3.10-3.12).
+# Where the package index's torch brings CUDA, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has pip take the CPU build.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${VERL_ENTROPY_VENV:-$root/.venv-quickstart}
