@@ -19,6 +19,7 @@ if [ ! -e "$venv/.installed" ] || [ -n "$(find "$root/setup.py" "$root/verl_entr
   echo "installing into $venv (torch, verl, this package; 2 GB, more where the package index's torch brings CUDA)"
   [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade setuptools wheel
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${root}[cpu]"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$root"
   touch "$venv/.installed"
