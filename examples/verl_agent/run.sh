@@ -34,7 +34,7 @@ for word in "$@"; do
     *) own+=("$word") ;;
   esac
 done
-set -- "${own[@]}"
+set -- ${own[@]+"${own[@]}"}
 
 model=${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}
 python=${PYTHON:-python3}

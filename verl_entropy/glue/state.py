@@ -80,12 +80,12 @@ def _mean_entropy(entropy_RT: torch.Tensor, mask_RT: torch.Tensor) -> float:
 
 @functools.cache
 def _warn_of_odd_entropy(say: Callable[[str], None], log_probs: str) -> None:
-    fix = "check the weights (actor/grad_norm, the learning rate)"
+    fix = "Check the weights (actor/grad_norm, the learning rate)."
     if log_probs != "chunked":
-        fix = f"verl's own pass gives NaN where a logit is -inf: set +algorithm.entropy.log_probs=chunked; else {fix}"
+        fix = f"Where a logit is -inf verl's own pass gives NaN: set +algorithm.entropy.log_probs=chunked. {fix}"
     say(
         "WARNING: trained tokens without a finite entropy (their share: verl_entropy/entropy_not_finite). They are left out of the "
-        f"mean that controllers and schedules follow; without any other token those stand still. {fix[0].upper()}{fix[1:]}."
+        f"mean that controllers and schedules follow; without any other token those stand still. {fix}"
     )
 
 
