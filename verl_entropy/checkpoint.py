@@ -72,20 +72,24 @@ def _shards(actor: Path) -> list[Path]:
     return shards
 
 
-def _strip_actor(actor: Path, target: Path) -> int:
-    """Write every shard of ``actor`` without the head over its copy in ``target``; returns the number of head tensors."""
+def _optimizer_of(shard: Path) -> Path:
+    return shard.with_name(shard.name.replace("model_", "optim_", 1))
+
+
+def _strip_actor(shards: list[Path], target: Path) -> int:
+    """Write the shards and their optimisers to ``target`` without the head; returns the number of head tensors."""
     import torch
 
-    config = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))
+    config = json.loads((target / "fsdp_config.json").read_text(encoding="utf-8"))
     found = 0
-    for shard in _shards(actor):
+    for shard in shards:
         state = _load(shard)
         sizes = _head_sizes(state)
         if not sizes:
             raise CheckpointError(f"{shard}: has no SEAL head; nothing to strip.")
         found = len(sizes)
         torch.save({k: v for k, v in state.items() if HEAD not in k}, target / shard.name)
-        optimizer_path = actor / shard.name.replace("model_", "optim_", 1)
+        optimizer_path = _optimizer_of(shard)
         if optimizer_path.is_file():
             # FSDP1 keeps the head as one flat parameter (it is its own unit), FSDP2 one entry per tensor.
             count = 1 if config["FSDP_version"] == 1 else found
@@ -102,13 +106,14 @@ def strip_head(source: str | Path, target: str | Path) -> int:
         raise CheckpointError(f"{source}: no such folder.")
     if target.exists():
         raise CheckpointError(f"{target}: exists already; choose a new folder, nothing is overwritten.")
-    _shards(source / "actor")
+    shards = _shards(source / "actor")
+    rewritten = {path.name for shard in shards for path in (shard, _optimizer_of(shard))}
     partial = target.with_name(target.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
-    shutil.copytree(source, partial)
+    shutil.copytree(source, partial, ignore=lambda folder, _: rewritten if Path(folder) == source / "actor" else ())
     try:
-        found = _strip_actor(source / "actor", partial / "actor")
+        found = _strip_actor(shards, partial / "actor")
         state_path = partial / STATE_FILE
         if state_path.is_file():
             content = json.loads(state_path.read_text(encoding="utf-8"))

@@ -136,7 +136,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         entropy_N = torch.empty_like(lse_N) if with_entropy else None
         entropy_of = _entropy_as_verl if logits_NV.dtype == torch.float32 else _entropy
         with torch.autocast(logits_NV.device.type, enabled=False):
-            for chunk in _chunks(len(lse_N), rows):
+            for chunk in chunks(len(lse_N), rows):
                 z = scaled(logits_NV[chunk], temperature, chunk, dtype)
                 lse = torch.logsumexp(z, dim=-1)
                 label_logit = z.gather(-1, labels_N[chunk, None]).squeeze(-1)
@@ -160,7 +160,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
             return None, None, None, None, None
         grad_NV = torch.empty_like(logits_NV)
         with torch.autocast(logits_NV.device.type, enabled=False):
-            for chunk in _chunks(len(lse_N), ctx.rows):
+            for chunk in chunks(len(lse_N), ctx.rows):
                 z = scaled(logits_NV[chunk], temperature, chunk, lse_N.dtype)
                 lse = lse_N[chunk, None]
                 log_p = z - lse.masked_fill(lse == -torch.inf, 0.0)
@@ -189,7 +189,8 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
     return -log_p.exp().mul_(log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(dim=-1)
 
 
-def _chunks(total: int, rows: int) -> Iterator[slice]:
+def chunks(total: int, rows: int) -> Iterator[slice]:
+    """The slices of at most ``rows`` rows that make up ``total``."""
     return (slice(start, start + rows) for start in range(0, total, rows))
 
 

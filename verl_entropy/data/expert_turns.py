@@ -204,8 +204,9 @@ def collect(
     try:
         for task in tasks:
             try:
-                own = {"seed": task.seed, "options": task.options, "task": task.prompt}
-                episode = play(environment, writer, make, noise=noise, rng=rng, **own)
+                episode = play(
+                    environment, writer, make, seed=task.seed, options=task.options, noise=noise, rng=rng, task=task.prompt
+                )
             except ExpertFailed:
                 failed.append(task.seed)
                 continue

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from verl_entropy import __version__
 from verl_entropy.config import ALGORITHM_PATH, SEAL_PATH, ConfigError
 from verl_entropy.glue import methods_state
 from verl_entropy.glue.diagnostics_side import DiagnosticsSide
+from verl_entropy.numerics import masked_mean
 from verl_entropy.plan import Plan
 from verl_entropy.runfile import write_atomic
 
@@ -66,16 +65,13 @@ def batch_entropy(ctx) -> tuple[float | None, float]:
     """
     if ctx.entropy_RT is None or not bool(ctx.mask_RT.any()):
         return None, 0.0
-    value = _mean_entropy(ctx.entropy_RT, ctx.mask_RT)
+    entropy_RT = ctx.entropy_RT.double()
+    value = float(masked_mean(entropy_RT, ctx.mask_RT))
     if math.isfinite(value):
         return value, 0.0
-    finite_RT = ctx.mask_RT & ctx.entropy_RT.isfinite()
+    finite_RT = ctx.mask_RT & entropy_RT.isfinite()
     share = float(finite_RT.sum() / ctx.mask_RT.sum())
-    return (_mean_entropy(ctx.entropy_RT, finite_RT) if share else None), 1.0 - share
-
-
-def _mean_entropy(entropy_RT: torch.Tensor, mask_RT: torch.Tensor) -> float:
-    return float(torch.where(mask_RT, entropy_RT, 0.0).double().sum() / mask_RT.sum())
+    return (float(masked_mean(entropy_RT, finite_RT)) if share else None), 1.0 - share
 
 
 @functools.cache

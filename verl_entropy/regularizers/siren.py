@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from verl_entropy.numerics import scaled
+from verl_entropy.numerics import chunks, scaled
 
 CROSSINGS = ("include", "exclude")
 
@@ -39,18 +39,14 @@ def _nucleus_chunk(logits: Tensor, top_p: float, crossing: str) -> tuple[Tensor,
     return entropy, last.squeeze(-1), number - (ordered > last).sum(-1)
 
 
-def _chunks(length: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, length, size)]
-
-
 class _NucleusEntropy(torch.autograd.Function):
     """Keeps three numbers per token for backward; the kept set is rebuilt from the least kept logit."""
 
     @staticmethod
     def forward(ctx, logits, top_p, crossing, chunk_size, temperature):
         dtype = _compute_dtype(logits)
-        chunks = (scaled(logits[rows], temperature, rows, dtype) for rows in _chunks(len(logits), chunk_size))
-        entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(z, top_p, crossing) for z in chunks), strict=True))
+        parts = (scaled(logits[rows], temperature, rows, dtype) for rows in chunks(len(logits), chunk_size))
+        entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(z, top_p, crossing) for z in parts), strict=True))
         ctx.save_for_backward(logits, entropy, last, ties, temperature)
         ctx.chunk_size = chunk_size
         return entropy
@@ -60,7 +56,7 @@ class _NucleusEntropy(torch.autograd.Function):
     def backward(ctx, grad):
         logits, entropy, last, ties, temperature = ctx.saved_tensors
         out = torch.empty_like(logits)
-        for rows in _chunks(len(logits), ctx.chunk_size):
+        for rows in chunks(len(logits), ctx.chunk_size):
             x, edge = scaled(logits[rows], temperature, rows, entropy.dtype), last[rows].unsqueeze(-1)
             tied = x == edge
             kept = (x > edge) | (tied & (tied.cumsum(-1, dtype=torch.int32) <= ties[rows].unsqueeze(-1)))

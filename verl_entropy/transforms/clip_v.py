@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.numerics import scaled
+from verl_entropy.numerics import chunks, scaled
 from verl_entropy.packed import mean_and_std
 from verl_entropy.transforms.clip_b import discriminator
 from verl_entropy.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
@@ -28,9 +28,7 @@ def vocab_centre(logits: Tensor, chunk_size: int = 256, *, temperature: Tensor |
     flat = logits.reshape(-1, logits.shape[-1])
     centre = torch.empty(len(flat), dtype=torch.float32, device=logits.device)
     temperature_N = None if temperature is None else temperature.reshape(-1).float().clamp(min=1e-8)
-    size = max(1, chunk_size)
-    for start in range(0, len(flat), size):
-        rows = slice(start, start + size)
+    for rows in chunks(len(flat), max(1, chunk_size)):
         log_prob = torch.log_softmax(scaled(flat[rows], temperature_N, rows, torch.float32), dim=-1)
         prob = log_prob.exp()
         log_prob.masked_fill_(prob == 0.0, 0.0)
