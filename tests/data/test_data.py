@@ -266,7 +266,7 @@ def silent_texts(prompts):
     return writer, tasks, rows
 
 
-@pytest.mark.parametrize("texts", [lambda: expert_texts(3), lambda: silent_texts(["walk", "", "walk on"])], ids=["household", "silent"])
+@pytest.mark.parametrize("texts", [lambda: expert_texts(3), lambda: silent_texts(["walk", "", "walk on", "go"])], ids=["household", "silent"])
 def test_the_tokens_are_those_of_the_agent_loop(texts):
     """The real step-wise loop, its server giving the expert's answers: prompts and responses token for token."""
     pytest.importorskip("verl")
@@ -305,7 +305,7 @@ def test_the_tokens_are_those_of_the_agent_loop(texts):
     played = asyncio.run(main())
     close_all()
     assert [(p.prompt_ids, p.response_ids) for p in played] == [(r["prompt_ids"], r["response_ids"]) for r in rows]
-    assert all(p.extra_fields["success"] for p in played) and len(played) >= 9
+    assert all(p.extra_fields["success"] for p in played) and len(played) > 10
 
 
 def writer_for(name, **settings):

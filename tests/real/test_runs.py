@@ -3,7 +3,7 @@
 
 import json
 import math
-import shutil
+import time
 
 import pytest
 from runs import OURS, differing, stop
@@ -19,11 +19,16 @@ def whole(runner):
 
 
 @pytest.fixture(scope="module")
-def killed(runner, whole):
-    """The folder that a kill between the steps 2 and 4 leaves."""
+def killed(runner):
+    """The folder of a run that was killed as soon as verl called its checkpoint of step 2 complete."""
+    process = runner.start("killed", *SAVED)
     folder = runner.folder / "killed"
-    shutil.copytree(whole.folder / "global_step_2", folder / "global_step_2")
-    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    marker = folder / "latest_checkpointed_iteration.txt"
+    deadline = time.time() + 600
+    while not marker.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.2)
+    stop(process)
+    assert marker.read_text().strip() == "2", runner.result("killed", -9).log[-4000:]
     return folder
 
 
@@ -43,8 +48,8 @@ def test_every_seam_from_the_first_step(whole):
     assert any(k.startswith("val-core/colours/acc") for k in whole.steps[2])
 
 
-def test_a_resumed_run_has_the_same_next_steps(runner, whole, killed):
-    """Started again from the checkpoint of step 2, a run has the step 3 and 4 of the run that was not interrupted."""
+def test_save_kill_resume_gives_the_same_next_step(runner, whole, killed):
+    """A run that is killed after its checkpoint of step 2 and started again has the step 3 and 4 of the run that was not."""
     state = json.loads((killed / "global_step_2" / "verl_entropy.json").read_text())
     assert state["state"]["epo"]["count"] == 2
     resumed = runner.run("killed", *SAVED)
@@ -55,8 +60,7 @@ def test_a_resumed_run_has_the_same_next_steps(runner, whole, killed):
 
 def test_a_checkpoint_without_our_state_stops_at_start(runner, killed):
     """Resuming with a method whose state it lacks ends with one message, and damages nothing."""
-    folder = killed
-    before = sorted(p.name for p in folder.rglob("*"))
+    before = sorted(p.name for p in killed.rglob("*"))
     process = runner.start("killed", "+entropy=[gigpo,repo_r,seal,epo]", "algorithm.adv_estimator=gigpo")
     try:
         code = process.wait(timeout=600)
@@ -65,4 +69,4 @@ def test_a_checkpoint_without_our_state_stops_at_start(runner, killed):
     result = runner.result("killed", code)
     assert code != 0
     assert "the checkpoint has no state of repo_r" in result.log
-    assert sorted(p.name for p in folder.rglob("*")) == before
+    assert sorted(p.name for p in killed.rglob("*")) == before
