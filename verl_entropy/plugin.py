@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from verl_entropy import compat, hooks, patched
+from verl_entropy.hosts.install import compat, hooks, patched
 
 INSTALLED = False
 """True once the hooks are in place in this process."""
@@ -40,11 +40,11 @@ def install() -> bool:
         from verl_entropy.cpu import wiring
 
         wiring.install()
-    from verl_entropy.glue import wiring as glue
+    from verl_entropy.hosts.verl_v1 import wiring as glue
 
     for module, callback in glue.CALLBACKS.items():
         hooks.after_import(module, callback)
-    from verl_entropy import presets
+    from verl_entropy.config import presets
 
     # Imported by Hydra right before it builds its search path.
     hooks.after_import("hydra._internal.hydra", presets.ensure_search_path)

@@ -14,8 +14,8 @@ from agent_fakes import answer, build, play, tokenizer
 from verl_entropy.agent.multispan import SpanAgentLoop
 from verl_entropy.agent.pool import BROKEN, PoolBroken, close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
-from verl_entropy.config import ConfigError
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.config.settings import ConfigError
 
 CLIMB = {"name": "agent_envs:Climb"}
 TROUBLE = {"name": "agent_envs:Trouble"}
@@ -328,16 +328,15 @@ class TestBoth:
         assert sessions == [[]] and "returned no tokens" in caplog.text
 
     @pytest.mark.parametrize(
-        ("tag", "form"), [("think", {}), ("action", {}), ("search", {"action_tags": ["search", "answer"], "require_admissible": False})]
+        ("tag", "form"),
+        [("think", {}), ("action", {}), ("search", {"action_tags": ["search", "answer"], "require_admissible": False})],
     )
     def test_special_token_tags_are_seen(self, cls, monkeypatch, tag, form):
         import agent_fakes
 
         def special():
             words = tokenizer()
-            words.add_special_tokens(
-                {"additional_special_tokens": ["<im_start>", f"<{tag}>", f"</{tag}>"]}
-            )
+            words.add_special_tokens({"additional_special_tokens": ["<im_start>", f"<{tag}>", f"</{tag}>"]})
             return words
 
         monkeypatch.setattr(agent_fakes, "tokenizer", special)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_entropy.agent import AgentSettings, TextEnvironment
 from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal, read_reset, read_step
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,22 @@ from verl_entropy.config import ConfigError
         ({"think_tag": "<t>"}, r"data\.env\.think_tag='<t>'.*think_tag=think"),
         ({"max_action_chars": 0}, r"data\.env\.max_action_chars=0: must be >= 1"),
         ({"action_tags": "search"}, r"data\.env\.action_tags='search': expected list"),
-        ({"action_tags": ["search", "<a>"]}, r"data\.env\.action_tags=\['search', '<a>'\]: names of.*Set data\.env\.action_tags="),
+        (
+            {"action_tags": ["search", "<a>"]},
+            r"data\.env\.action_tags=\['search', '<a>'\]: names of.*Set data\.env\.action_tags=",
+        ),
         ({"action_tags": ["search", 1]}, "names of letters"),
         ({"action_tags": ["search", "Search"]}, r"each name once.*Set data\.env\.action_tags="),
         ({"action_tags": ["Think", "a"]}, "none of them data.env.think_tag='think'"),
-        ({"action_tags": ["a"], "action_format": "either"}, r"action_format='either': .* allows text only\. Set data\.env\.action_format=text"),
+        (
+            {"action_tags": ["a"], "action_format": "either"},
+            r"action_format='either': .* allows text only\. Set data\.env\.action_format=text",
+        ),
         ({"action_tags": ["a"], "action_format": "whole"}, r"action_format='whole': .* allows text only"),
-        ({"action_tags": ["a"], "action_tag": "do"}, r"action_tag='do': data\.env\.action_tags=\['a'\] does not use it\. Set data"),
+        (
+            {"action_tags": ["a"], "action_tag": "do"},
+            r"action_tag='do': data\.env\.action_tags=\['a'\] does not use it\. Set data",
+        ),
         ({"action_format": "whole", "action_tag": "do"}, r"action_tag='do': data\.env\.action_format=whole does not use it"),
         ({"action_format": "whole", "stop_at_action": True}, r"whole has no closing tag\. Set data\.env\.stop_at_action=False"),
         ({"invalid_action": "noop"}, r"data\.env\.noop_action=''"),

@@ -11,9 +11,9 @@ pytest.importorskip("math_verify")
 from verl_entropy.agent.episode import EpisodeRunner
 from verl_entropy.agent.pool import EnvPool
 from verl_entropy.agent.settings import AgentSettings
-from verl_entropy.envs import math_verifier
-from verl_entropy.envs.math import MathEnv, compute_score, last_boxed
-from verl_entropy.envs.math_problems import SIZES, SPLITS, problems
+from verl_entropy.envs.worlds import math_verifier
+from verl_entropy.envs.worlds.math import MathEnv, compute_score, last_boxed
+from verl_entropy.envs.worlds.math_problems import SIZES, SPLITS, problems
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,9 @@ def test_the_last_complete_box_counts(text, content):
     assert last_boxed(text) == content
 
 
-@pytest.mark.parametrize("text", ["\\boxed{" * 100_000, "\\boxed{" * 50_000 + "}" * 50_000, "{}" * 200_000, "\\boxed{1} " * 50_000])
+@pytest.mark.parametrize(
+    "text", ["\\boxed{" * 100_000, "\\boxed{" * 50_000 + "}" * 50_000, "{}" * 200_000, "\\boxed{1} " * 50_000]
+)
 def test_a_degenerate_answer_is_read_in_linear_time(text):
     started = time.process_time()
     last_boxed(text)

@@ -17,10 +17,10 @@ from verl_entropy.agent.parsing import format_response, parse_response
 from verl_entropy.agent.pool import EnvPool
 from verl_entropy.agent.prompts import PromptBuilder
 from verl_entropy.agent.settings import AgentSettings
-from verl_entropy.envs import search_retriever
-from verl_entropy.envs.search import SearchEnv, exact_match, f1_score, parse_action
-from verl_entropy.envs.search_corpus import SPLITS, world
-from verl_entropy.envs.search_retriever import HttpRetriever, RetrieverError
+from verl_entropy.envs.worlds import search_retriever
+from verl_entropy.envs.worlds.search import SearchEnv, exact_match, f1_score, parse_action
+from verl_entropy.envs.worlds.search_corpus import SPLITS, world
+from verl_entropy.envs.worlds.search_retriever import HttpRetriever, RetrieverError
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,9 @@ def play(env, texts, seed=0):
 
     class Scripted:
         async def act(self, state):
-            seen.append(prompts.messages(state.task, state.observation, state.history, state.admissible, state.step)[-1]["content"])
+            seen.append(
+                prompts.messages(state.task, state.observation, state.history, state.admissible, state.step)[-1]["content"]
+            )
             return texts[state.step - 1]
 
     async def main():
@@ -126,7 +128,11 @@ def test_bare_blocks_play_an_episode():
 
 
 def test_an_answer_without_one_block_is_invalid_and_the_environment_says_how():
-    texts = ["<think>t</think> Lake X", "<think>t</think><search>a</search><answer>b</answer>", "<think>t</think><answer>no</answer>"]
+    texts = [
+        "<think>t</think> Lake X",
+        "<think>t</think><search>a</search><answer>b</answer>",
+        "<think>t</think><answer>no</answer>",
+    ]
     episode, prompts = play(SearchEnv(), texts)
     assert [turn.valid for turn in episode.turns] == [False, False, True] and episode.penalty == pytest.approx(0.02)
     assert "neither a search nor an answer" in prompts[1] and episode.ended == "terminated" and not episode.success
@@ -136,7 +142,9 @@ def test_the_experts_answers_are_well_formed_although_their_thoughts_name_the_ac
     env = SearchEnv()
     env.reset(seed=0)
     for action in env.expert_actions():
-        parsed = parse_response(format_response(action, f"The next step is: {action}", action_tags=TAGS), action_tags=TAGS, strict=True)
+        parsed = parse_response(
+            format_response(action, f"The next step is: {action}", action_tags=TAGS), action_tags=TAGS, strict=True
+        )
         assert parsed.valid() and parsed.action == action
         env.step(parsed.action)
     assert env._won
@@ -232,7 +240,9 @@ def test_a_dead_retriever_stops_the_start(server, monkeypatch):
 
 def test_own_questions_and_corpus(tmp_path):
     corpus, questions = tmp_path / "corpus.jsonl", tmp_path / "train.jsonl"
-    corpus.write_text('{"id": "0", "contents": "\\"Moon\\"\\nThe moon is made of rock."}\n{"title": "Sun", "text": "The sun is hot."}\n')
+    corpus.write_text(
+        '{"id": "0", "contents": "\\"Moon\\"\\nThe moon is made of rock."}\n{"title": "Sun", "text": "The sun is hot."}\n'
+    )
     questions.write_text('{"question": "Of what is the moon made?", "golden_answers": ["rock", "stone"], "data_source": "nq"}\n')
     env = SearchEnv(questions={"train": str(questions)}, corpus=str(corpus))
     _, info = env.reset(seed=0)

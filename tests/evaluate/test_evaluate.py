@@ -38,7 +38,13 @@ class Add:
         right = action == str(self.seed + self.step_number)
         self.step_number += 1
         won = right and self.step_number == 2
-        return self._ask(), float(won), not right or won, False, {"won": won, "task_type": "even" if self.seed % 2 == 0 else "odd"}
+        return (
+            self._ask(),
+            float(won),
+            not right or won,
+            False,
+            {"won": won, "task_type": "even" if self.seed % 2 == 0 else "odd"},
+        )
 
     def close(self):
         pass
@@ -138,7 +144,11 @@ def test_families_sides_and_failures_are_told_apart():
     outcomes += [Outcome("valid_unseen", 0, k, False, "a", failed="crash") for k in range(2)]
     result = summary.summarise(outcomes, 2.0)
     seen = result["splits"]["seen"]
-    assert seen["success"] == 0.5 and seen["families"]["a"]["success"] == 1.0 and seen["families"]["b"]["pass_at_k"] == {"1": 0.0, "2": 0.0}
+    assert (
+        seen["success"] == 0.5
+        and seen["families"]["a"]["success"] == 1.0
+        and seen["families"]["b"]["pass_at_k"] == {"1": 0.0, "2": 0.0}
+    )
     assert (result["iid"]["success"], result["ood"]["success"]) == (0.5, 0.0)
     assert result["splits"]["valid_unseen"]["environment_failures"] == 2 and seen["valid_actions"] == 0.5
     assert result["throughput"]["episodes_per_s"] == 5.0 and seen["per_seed"] == [0.5, 0.5]
@@ -158,7 +168,9 @@ def test_a_chat_endpoint(server, tmp_path, capsys):
     assert result["splits"]["unseen"]["environment_failures"] == 4 and "count as failures" in printed
     assert "unseen (ood)" in printed and "bootstrap over tasks" in printed and result["throughput"]["tokens_per_s"] > 0
     path, body = server.requests[0]
-    assert path == "/v1/chat/completions" and body["model"] == "adder" and body["temperature"] == 0.4 and body["max_tokens"] == 512
+    assert (
+        path == "/v1/chat/completions" and body["model"] == "adder" and body["temperature"] == 0.4 and body["max_tokens"] == 512
+    )
     prompt = body["messages"][-1]["content"]
     assert "Task: Add." in prompt and "<think>" in prompt and "What is" in prompt
     assert evaluate(*args, "--set", "data.env.max_turns=5", "data.env.episode_retries=0") == 0
@@ -236,7 +248,10 @@ def test_a_growing_chat_holds_its_earlier_turns(server):
         (["nowhere"], "--env: name the environment"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--seeds", "0"], "--seeds=0"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--temperature", "-1"], "--temperature=-1"),
-        (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--set", "data.env.kwargs.foo=1"], f"kwargs={{'foo': 1}}: environment {ADD}"),
+        (
+            ["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--set", "data.env.kwargs.foo=1"],
+            f"kwargs={{'foo': 1}}: environment {ADD}",
+        ),
         (["--endpoint", "http://127.0.0.1:9", "--recipes", RECIPES, "--recipe", "nope=x"], "--recipe=nope=x: no file"),
     ],
 )
@@ -276,12 +291,30 @@ def test_a_checkpoint_plays_the_same_alone_and_in_a_crowd(tmp_path):
     tokenizer, folder = build.build_tokenizer(), tmp_path / "model"
     build.build_model(len(tokenizer), 0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    settings = ["data.env.kwargs.difficulty=tiny", "data.env.max_turns=3", "data.env.prompt_template=brief", "data.env.show_admissible=false"]
+    settings = [
+        "data.env.kwargs.difficulty=tiny",
+        "data.env.max_turns=3",
+        "data.env.prompt_template=brief",
+        "data.env.show_admissible=false",
+    ]
     settings += ["data.max_prompt_length=96", "data.max_response_length=8"]
     found = []
     for concurrency in (1, 6):
         out = tmp_path / f"{concurrency}.json"
-        args = ["--env", "household", "--split", "seen", "--count", 3, "--seeds", 2, "--temperature", 1.0, "--concurrency", concurrency]
+        args = [
+            "--env",
+            "household",
+            "--split",
+            "seen",
+            "--count",
+            3,
+            "--seeds",
+            2,
+            "--temperature",
+            1.0,
+            "--concurrency",
+            concurrency,
+        ]
         assert evaluate(folder, *args, "--out", out, "--json", "--set", *settings) == 0
         found.append(json.loads(out.read_text()))
     assert found[0]["outcomes"] == found[1]["outcomes"] and len(found[0]["outcomes"]) == 6

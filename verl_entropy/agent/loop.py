@@ -42,7 +42,7 @@ from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFa
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from verl_entropy.config import ConfigError, setting
+from verl_entropy.config.settings import ConfigError, setting
 
 PHASES = ("warmup", "descent", "eruption", "subsidence")
 EVENTS = ("eruption", "subsidence", "descent", "step_change", "collapse", "sign_interference", "sign_likelihood")

@@ -6,7 +6,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class VerlEntropySearchPath(SearchPathPlugin):
-    """Adds ``pkg://verl_entropy.conf``."""
+    """Adds ``pkg://verl_entropy.config.conf``."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append(provider="verl_entropy", path="pkg://verl_entropy.conf")
+        search_path.append(provider="verl_entropy", path="pkg://verl_entropy.config.conf")
