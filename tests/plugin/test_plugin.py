@@ -39,7 +39,10 @@ def test_import_verl_does_not_pull_in_the_trainer():
 @pytest.mark.slow
 def test_a_failure_is_printed_although_verl_swallows_it():
     pytest.importorskip("verl")
-    code = "from verl_entropy.hosts.install import compat\ndef boom(): raise OSError('disk on fire')\ncompat.unsupported_reason = boom\nimport verl"
+    code = (
+        "from verl_entropy.hosts.install import compat\ndef boom(): raise OSError('disk on fire')\n"
+        "compat.unsupported_reason = boom\nimport verl"
+    )
     out = run(code)
     assert out.returncode == 0  # verl goes on
     assert "the plugin failed to load: OSError: disk on fire" in out.stderr
