@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from verl_entropy.agent.environment import StepResult, reached_goal
+from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal
 from verl_entropy.agent.parsing import ParsedAction, executed_action, parse_response
 from verl_entropy.agent.pool import EnvironmentFailure, EnvLease, EnvPool
 from verl_entropy.agent.settings import AgentSettings
@@ -141,7 +141,10 @@ class EpisodeRunner(Generic[P]):
             history.append((seen.observation, action))
             seen = result
             episode.ended = self._ending(result, step)
-        episode.success = reached_goal(seen, episode.episode_return, self._settings.success_key)
+        try:
+            episode.success = reached_goal(seen, episode.episode_return, self._settings.success_key)
+        except ProtocolError as error:
+            raise lease.broke_interface(error) from error
         return episode
 
     def _decide(self, text: str, admissible: tuple[str, ...]) -> tuple[ParsedAction, str]:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.rollout_trace import rollout_trace_op
@@ -43,6 +44,7 @@ from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.config import ConfigError
+from verl_entropy.foreign import ProtocolError, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +226,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         info = row.get("extra_info") or {}
         for key in ("seed", "index"):
             if info.get(key) is not None:
-                return int(info[key]) + self.settings.seed
+                return read_whole(info[key], f"extra_info.{key}") + self.settings.seed
         _warn_unseeded()
         return (zlib.crc32(str(row.get("uid", "")).encode()) + self.settings.seed) % 2**31
 
@@ -258,9 +260,18 @@ def _warn_unseeded() -> None:
 
 def _options(extra_info: Mapping[str, Any]) -> dict[str, Any]:
     """``extra_info.options``: a mapping, or one as JSON text (in one file, keys of two environments may differ in type)."""
-    options = extra_info.get("options") or {}
-    if isinstance(options, str):
-        options = json.loads(options)
+    options = extra_info.get("options")
+    if isinstance(options, str) and options.strip():
+        try:
+            options = json.loads(options)
+        except ValueError as error:
+            raise ProtocolError(f"extra_info.options={options[:80]!r} of type str: no JSON ({error}).") from error
+    if options is None or (not isinstance(options, Mapping) and np.size(options) == 0) or options == "":
+        return {}
+    if not isinstance(options, Mapping):
+        raise ProtocolError(
+            f"extra_info.options={str(options)[:80]!r} of type {type(options).__name__}: expected a mapping, or one as JSON text."
+        )
     # A column of structs in a parquet file holds None for every key that a row does not set.
     return {key: value for key, value in options.items() if value is not None}
 

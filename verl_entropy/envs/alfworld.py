@@ -19,6 +19,7 @@ from verl_entropy.envs import alfworld_games, alfworld_speed, cache
 from verl_entropy.envs.alfworld_games import FOLDERS, GAMES_PER_TYPE, require_alfworld
 from verl_entropy.envs.alfworld_scenes import TASK_TYPES
 from verl_entropy.envs.tasks import choose, enough
+from verl_entropy.foreign import read_bool
 
 SOURCES = ("auto", "downloaded", "generated")
 EVALUATION = {"train": "train", "seen": "eval_in_distribution", "unseen": "eval_out_of_distribution"}
@@ -110,7 +111,7 @@ class AlfworldEnv:
             raise RuntimeError("the episode is over or was never started: call reset() before step()")
         observations, _, _, infos = self._engine.step([" ".join(action.lower().split())])
         self._turns += 1
-        self._won = bool(infos["won"][0])
+        self._won = read_bool(infos["won"][0], "alfworld: infos['won'][0]")
         truncated = not self._won and self._turns >= self.max_turns
         self._over = self._won or truncated
         return observations[0].strip(), self.win_reward * self._won, self._won, truncated, self._info(infos)

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from verl_entropy import patched, plugin
 from verl_entropy.config import ConfigError
+from verl_entropy.foreign import read_bool
 from verl_entropy.glue import advantage_side, context, driver, queue, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
 from verl_entropy.glue.rows import MARK, pad_rows, settle
@@ -84,7 +85,10 @@ def _turn_fields(extra_fields: list[dict], padding_R: np.ndarray) -> list[list[d
 
 def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) -> list[bool]:
     flags = [row.get("success") for row in extra_fields]
-    return [bool(s > threshold) if flag is None else bool(flag) for flag, s in zip(flags, score_R.tolist(), strict=True)]
+    return [
+        bool(s > threshold) if flag is None else read_bool(flag, f"extra_fields['success'] of row {row}")
+        for row, (flag, s) in enumerate(zip(flags, score_R.tolist(), strict=True))
+    ]
 
 
 def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict]]:
