@@ -328,16 +328,15 @@ class TestBoth:
         assert sessions == [[]] and "returned no tokens" in caplog.text
 
     @pytest.mark.parametrize(
-        ("tag", "form"), [("think", {}), ("action", {}), ("search", {"action_tags": ["search", "answer"], "require_admissible": False})]
+        ("tag", "form"),
+        [("think", {}), ("action", {}), ("search", {"action_tags": ["search", "answer"], "require_admissible": False})],
     )
     def test_special_token_tags_are_seen(self, cls, monkeypatch, tag, form):
         import agent_fakes
 
         def special():
             words = tokenizer()
-            words.add_special_tokens(
-                {"additional_special_tokens": ["<im_start>", f"<{tag}>", f"</{tag}>"]}
-            )
+            words.add_special_tokens({"additional_special_tokens": ["<im_start>", f"<{tag}>", f"</{tag}>"]})
             return words
 
         monkeypatch.setattr(agent_fakes, "tokenizer", special)

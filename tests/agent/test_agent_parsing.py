@@ -222,7 +222,9 @@ def test_tags_in_the_thought_become_words():
     assert written == "<think> Next: search big river, then think. </think> <search> big river </search>"
 
 
-@pytest.mark.parametrize("action", ["big river", "<search>a</search><answer>b</answer>", "so <search>a</search>", "<search> </search>", ""])
+@pytest.mark.parametrize(
+    "action", ["big river", "<search>a</search><answer>b</answer>", "so <search>a</search>", "<search> </search>", ""]
+)
 def test_an_action_that_is_no_block_is_not_written(action):
     with pytest.raises(ValueError, match=r"data\.env\.action_tags=\[search, answer\].*not exactly one block.*Set data\.env"):
         format_response(action, "t", **TAGGED)

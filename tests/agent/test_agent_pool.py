@@ -181,7 +181,8 @@ def alive(pid):
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "isolation", "expected"), [(None, "auto", (2, "process")), (9, "thread", (9, "thread")), (None, "thread", (2, "thread"))]
+    ("num_envs", "isolation", "expected"),
+    [(None, "auto", (2, "process")), (9, "thread", (9, "thread")), (None, "thread", (2, "thread"))],
 )
 def test_an_environment_says_how_it_wants_to_be_run(num_envs, isolation, expected):
     class Heavy(Climb):

@@ -71,7 +71,10 @@ def test_admissible_and_tags_are_settings():
     ("settings", "says"),
     [
         ({}, "give one action from the list inside <action> </action>."),
-        ({"action_tags": ("search", "answer")}, "one action from the list: exactly one block <search> </search> or <answer> </answer>."),
+        (
+            {"action_tags": ("search", "answer")},
+            "one action from the list: exactly one block <search> </search> or <answer> </answer>.",
+        ),
         ({"action_tags": ("do",), "require_think": False}, "Answer with one action from the list: exactly one block <do> </do>."),
         ({"action_format": "whole"}, "<think> </think>, then give one action from the list and nothing else."),
         ({"action_format": "whole", "show_admissible": False}, "then give your answer; all of it counts as your action."),
