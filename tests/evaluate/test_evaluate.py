@@ -38,7 +38,13 @@ class Add:
         right = action == str(self.seed + self.step_number)
         self.step_number += 1
         won = right and self.step_number == 2
-        return self._ask(), float(won), not right or won, False, {"won": won, "task_type": "even" if self.seed % 2 == 0 else "odd"}
+        return (
+            self._ask(),
+            float(won),
+            not right or won,
+            False,
+            {"won": won, "task_type": "even" if self.seed % 2 == 0 else "odd"},
+        )
 
     def close(self):
         pass
@@ -54,6 +60,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     requests: list
     busy = 0
     broken = ""
+    apart = ""
+    finish = "stop"
 
     def log_message(self, *args):
         pass
@@ -83,7 +91,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         a, b = map(int, re.findall(r"(\d+) \+ (\d+)", prompt)[-1])
         wrong = a % 2 == 1 and body["seed"] % 2 == 1  # odd sums are right half of the time
         text = f"<think> sum </think> <action> {a + b + wrong} </action>"
-        choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        message = {"role": "assistant", "content": text}
+        if self.apart:  # a server with a reasoning parser
+            message = {"role": "assistant", "content": text.split("</think>")[1], self.apart: " sum "}
+        choice = {"message": message} if chat else {"text": text}
+        choice["finish_reason"] = self.finish
         self._send(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
 
 
@@ -138,7 +150,11 @@ def test_families_sides_and_failures_are_told_apart():
     outcomes += [Outcome("valid_unseen", 0, k, False, "a", failed="crash") for k in range(2)]
     result = summary.summarise(outcomes, 2.0)
     seen = result["splits"]["seen"]
-    assert seen["success"] == 0.5 and seen["families"]["a"]["success"] == 1.0 and seen["families"]["b"]["pass_at_k"] == {"1": 0.0, "2": 0.0}
+    assert (
+        seen["success"] == 0.5
+        and seen["families"]["a"]["success"] == 1.0
+        and seen["families"]["b"]["pass_at_k"] == {"1": 0.0, "2": 0.0}
+    )
     assert (result["iid"]["success"], result["ood"]["success"]) == (0.5, 0.0)
     assert result["splits"]["valid_unseen"]["environment_failures"] == 2 and seen["valid_actions"] == 0.5
     assert result["throughput"]["episodes_per_s"] == 5.0 and seen["per_seed"] == [0.5, 0.5]
@@ -158,7 +174,9 @@ def test_a_chat_endpoint(server, tmp_path, capsys):
     assert result["splits"]["unseen"]["environment_failures"] == 4 and "count as failures" in printed
     assert "unseen (ood)" in printed and "bootstrap over tasks" in printed and result["throughput"]["tokens_per_s"] > 0
     path, body = server.requests[0]
-    assert path == "/v1/chat/completions" and body["model"] == "adder" and body["temperature"] == 0.4 and body["max_tokens"] == 512
+    assert (
+        path == "/v1/chat/completions" and body["model"] == "adder" and body["temperature"] == 0.4 and body["max_tokens"] == 512
+    )
     prompt = body["messages"][-1]["content"]
     assert "Task: Add." in prompt and "<think>" in prompt and "What is" in prompt
     assert evaluate(*args, "--set", "data.env.max_turns=5", "data.env.episode_retries=0") == 0
@@ -208,6 +226,38 @@ def test_token_prompts_are_the_agent_loops(server):
     assert body["stop_token_ids"] == [7] and outcomes[0].success and outcomes[0].tokens == 10
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_a_thought_that_the_server_took_out_is_put_back(server, tmp_path, key):
+    server.apart, out = key, tmp_path / "result.json"
+    args = ["--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 1, "--out", out]
+    assert evaluate(*args) == 0
+    assert json.loads(out.read_text())["splits"]["seen"]["valid_actions"] == 1.0
+    assert evaluate(*args, "--set", "data.env.think_in_prompt=true") == 0
+    assert json.loads(out.read_text())["splits"]["seen"]["valid_actions"] == 1.0
+
+
+def test_a_cut_answer_is_not_played(server, tmp_path, capsys):
+    server.finish, out = "length", tmp_path / "result.json"
+    assert evaluate("--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 2, "--out", out) == 0
+    seen = json.loads(out.read_text())
+    assert seen["splits"]["seen"]["success"] == 0.0 and seen["splits"]["seen"]["cut_answers"] == 1.0
+    assert "were cut by --max-tokens=512" in capsys.readouterr().out and seen["outcomes"][0]["ended"] == "terminated"
+
+
+def test_the_servers_own_sampling_defaults_do_not_count(server, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    args = ["--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 1, "--out", out]
+    neutral = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    assert evaluate(*args) == 0
+    sampling = json.loads(out.read_text())["sampling"]
+    assert sampling == {"temperature": 0.4, "top_p": 1.0, "max_tokens": 512, **neutral}
+    assert server.requests[-1][1].items() >= sampling.items()
+    assert evaluate(*args, "--no-neutral") == 0
+    assert "top_k" not in server.requests[-1][1] and json.loads(out.read_text())["sampling"]["presence_penalty"] == 0.0
+    server.broken = "unknown parameter top_k"
+    assert evaluate(*args) == 2 and "set --no-neutral" in capsys.readouterr().err
+
+
 def test_a_growing_chat_holds_its_earlier_turns(server):
     import asyncio
 
@@ -236,7 +286,10 @@ def test_a_growing_chat_holds_its_earlier_turns(server):
         (["nowhere"], "--env: name the environment"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--seeds", "0"], "--seeds=0"),
         (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--temperature", "-1"], "--temperature=-1"),
-        (["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--set", "data.env.kwargs.foo=1"], f"kwargs={{'foo': 1}}: environment {ADD}"),
+        (
+            ["--endpoint", "http://127.0.0.1:9", "--env", ADD, "--set", "data.env.kwargs.foo=1"],
+            f"kwargs={{'foo': 1}}: environment {ADD}",
+        ),
         (["--endpoint", "http://127.0.0.1:9", "--recipes", RECIPES, "--recipe", "nope=x"], "--recipe=nope=x: no file"),
     ],
 )
@@ -276,12 +329,30 @@ def test_a_checkpoint_plays_the_same_alone_and_in_a_crowd(tmp_path):
     tokenizer, folder = build.build_tokenizer(), tmp_path / "model"
     build.build_model(len(tokenizer), 0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    settings = ["data.env.kwargs.difficulty=tiny", "data.env.max_turns=3", "data.env.prompt_template=brief", "data.env.show_admissible=false"]
+    settings = [
+        "data.env.kwargs.difficulty=tiny",
+        "data.env.max_turns=3",
+        "data.env.prompt_template=brief",
+        "data.env.show_admissible=false",
+    ]
     settings += ["data.max_prompt_length=96", "data.max_response_length=8"]
     found = []
     for concurrency in (1, 6):
         out = tmp_path / f"{concurrency}.json"
-        args = ["--env", "household", "--split", "seen", "--count", 3, "--seeds", 2, "--temperature", 1.0, "--concurrency", concurrency]
+        args = [
+            "--env",
+            "household",
+            "--split",
+            "seen",
+            "--count",
+            3,
+            "--seeds",
+            2,
+            "--temperature",
+            1.0,
+            "--concurrency",
+            concurrency,
+        ]
         assert evaluate(folder, *args, "--out", out, "--json", "--set", *settings) == 0
         found.append(json.loads(out.read_text()))
     assert found[0]["outcomes"] == found[1]["outcomes"] and len(found[0]["outcomes"]) == 6

@@ -4,14 +4,17 @@
 Schema of ``extra_fields`` of every row (besides what the rollout server put there):
 
     turns              one dict per turn of the row: reward (environment's), penalty (>= 0), valid, anchor
-                       (what identifies the state), turn (from 0, in the episode), admissible, action
+                       (what identifies the state), turn (from 0, in the episode), admissible, action,
+                       cut (the answer was cut, so not executed), prompt_cut (the observation lost words)
     success            the episode reached its goal
     task_type          the environment's name for the kind of task, or ""
+    ended              why the episode ended: terminated, truncated, max_turns, no_room or cut
     env_error          why earlier attempts at this episode were given up, or ""
     min_global_steps,  versions of the weights that sampled the row
     max_global_steps
     reward_extra_info  numbers of the episode: acc and success (0/1), return, penalty, episode_length,
-                       valid_actions (fraction), env_retried (0/1)
+                       valid_actions (fraction), env_retried (0/1), cut_answers and cut_prompts (fractions of turns),
+                       no_room (0/1: a chat without room, or that a cut answer ended)
 
 ``acc`` is verl's own name for the validation metric: with it, verl counts a dropped session as a failure in
 ``val-core`` and reports the rate without them as ``acc_success_only``.
@@ -38,6 +41,7 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_entropy import envs
+from verl_entropy.agent.cut import tokens_cut
 from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
@@ -67,6 +71,8 @@ class Response:
     text: str
     output: TokenOutput
     seconds: float
+    cut: bool = False
+    """It was ended by the budget or the server, not by the model."""
 
 
 async def _end_the_run(error: PoolBroken) -> None:
@@ -103,6 +109,8 @@ class TextEnvAgentLoop(AgentLoopBase):
         special = set(self.tokenizer.all_special_tokens)
         tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, *s.answer_tags)}
         self._skip_special_tokens = not special & tags
+        # any special token that is no tag: a model may have several end tokens, the tokenizer names one
+        self._end_ids = {self.tokenizer.convert_tokens_to_ids(token) for token in special - tags}
         self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
         # vLLM decodes every token while it samples, for a text that verl does not return.
         self._engine_params = {"detokenize": False} if self.rollout_config.get("name") == "vllm" else {}
@@ -179,7 +187,8 @@ class TextEnvAgentLoop(AgentLoopBase):
         if log_probs is not None and len(log_probs) != len(ids):
             raise RuntimeError(f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens")
         text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
-        return Response(ids, log_probs, text, output, seconds)
+        ends = {*self._end_ids, *(params.get("stop_token_ids") or [])}
+        return Response(ids, log_probs, text, output, seconds, tokens_cut(ids, budget, ends, output.stop_reason))
 
     def episode_fields(self, episode: Episode) -> dict[str, Any]:
         """The part of ``extra_fields`` that is the same for every row of an episode."""
@@ -189,6 +198,7 @@ class TextEnvAgentLoop(AgentLoopBase):
             "success": episode.success,
             "task_type": episode.task_type,
             "env_error": episode.env_error,
+            "ended": episode.ended,
             "reward_extra_info": {
                 "acc": success,
                 "success": success,
@@ -197,6 +207,9 @@ class TextEnvAgentLoop(AgentLoopBase):
                 "episode_length": float(length),
                 "valid_actions": sum(turn.valid for turn in episode.turns) / max(1, length),
                 "env_retried": float(bool(episode.env_error)),
+                "cut_answers": sum(turn.cut for turn in episode.turns) / max(1, length),
+                "cut_prompts": sum(turn.prompt_cut for turn in episode.turns) / max(1, length),
+                "no_room": float(episode.ended in ("no_room", "cut")),
             },
         }
 

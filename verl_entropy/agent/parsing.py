@@ -119,8 +119,8 @@ def executed_action(
     """The action to send to the environment.
 
     "raw" sends the action that was found, right or wrong, so that the environment answers; where none was found it
-    sends the last ``RAW_CHARS`` characters, or everything if ``action_format`` is "whole". "noop" and "first" replace
-    every invalid action.
+    sends the last ``RAW_CHARS`` characters, or everything (nothing of an unfinished thought) if ``action_format`` is "whole".
+    "noop" and "first" replace every invalid action.
     """
     if parsed.valid(require_admissible):
         return parsed.action
@@ -128,6 +128,8 @@ def executed_action(
         return noop_action
     if invalid_action == "first" and admissible:
         return admissible[0]
+    if parsed.error == "unfinished thought" and action_format == "whole":
+        return ""  # all there is is thought
     answer = text.strip()
     return parsed.action or (answer if action_format == "whole" else answer[-RAW_CHARS:].strip())
 

@@ -36,6 +36,13 @@ _OURS = {
         "advantage",
         "ours",
     ),
+    "episodes/ended/<reason>": (
+        "episodes that the environment terminated or truncated, that reached max_turns, had no_room for a turn or ended with a cut answer",
+        "share",
+        "ours",
+    ),
+    "episodes/cut_answers": ("answers that the token limit cut: not executed", "share of turns", "ours"),
+    "episodes/cut_prompts": ("prompts that lost words of the observation", "share of turns", "ours"),
     "empty_after_mask": ("1 where the transforms dropped every token; the step then trains nothing", "0 or 1", "ours"),
 }
 _LEMMA = "SEAL, Lemma 3.2 and 3.3"

@@ -161,10 +161,10 @@ skipped: collections.Counter[str] = collections.Counter()
 """Accepted answers of this process that were left out, because articles and punctuation are all they have."""
 
 
-def _skipped(what: str) -> None:
+def _skipped(count: int, what: str) -> None:
     if not skipped["answers"]:
         logger.warning("%s has no word of its own and is left out; further ones are counted, not named", what)
-    skipped["answers"] += 1
+    skipped["answers"] += count
 
 
 def _question(row: Mapping[str, Any]) -> Question:
@@ -177,7 +177,8 @@ def _question(row: Mapping[str, Any]) -> Question:
     answers = tuple(text for text in texts if normalize_answer(text))
     if len(answers) < len(listed):
         _skipped(
-            f"accepted answer {next(a for a in listed if str(a).strip() not in answers)!r} of {str(row.get('question'))[:80]!r}"
+            len(listed) - len(answers),
+            f"accepted answer {next(a for a in listed if str(a).strip() not in answers)!r} of {str(row.get('question'))[:80]!r}",
         )
     if not answers:
         raise ValueError(f"needs a non-empty 'answer' or 'golden_answers'; it has {', '.join(map(str, row)) or 'nothing'}")

@@ -22,6 +22,7 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_entropy import patched, plugin
+from verl_entropy.agent.cut import ENDINGS
 from verl_entropy.config import ConfigError
 from verl_entropy.foreign import read_bool
 from verl_entropy.glue import advantage_side, context, driver, queue, state
@@ -174,7 +175,24 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    call.metrics.update(ending_metrics(extra, list(batch_keys)))
     return ctx
+
+
+def ending_metrics(extra_fields: list[dict], keys: list[str]) -> dict[str, float]:
+    """Why the episodes of our agent loops ended, and what was cut; nothing for other loops.
+
+    ``episodes/ended/<reason>``: share of the episodes; ``episodes/cut_answers`` and ``episodes/cut_prompts``: share of the turns.
+    """
+    episodes = {key.rsplit("_", 1)[0]: row["ended"] for key, row in zip(keys, extra_fields, strict=True) if "ended" in row}
+    turns = [turn for row in extra_fields if "ended" in row for turn in row.get("turns") or ()]
+    if not episodes or not turns:
+        return {}
+    reasons = list(episodes.values())
+    found = {f"ended/{reason}": reasons.count(reason) / len(reasons) for reason in ENDINGS}
+    for name in ("cut", "prompt_cut"):
+        found["cut_answers" if name == "cut" else "cut_prompts"] = sum(bool(turn.get(name)) for turn in turns) / len(turns)
+    return {f"verl_entropy/episodes/{name}": value for name, value in found.items()}
 
 
 def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
