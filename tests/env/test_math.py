@@ -98,7 +98,11 @@ def test_reward_and_end():
         ("step by step " * 1000 + r"\boxed{%s}", True, True),  # far longer than a command
         (r"\boxed{%s}" + " as was to be shown" * 10, True, True),  # the box is not in the last characters
         (r"<think> \boxed{%s} </think> It is \boxed{-1}.", False, True),  # what follows the thought counts
-        (r"<think> so \boxed{%s}" + " and again" * 10, True, False),  # cut: invalid, and judged as verl's own rollout would
+        (
+            r"<think> so \boxed{%s}" + " and again" * 10,
+            False,
+            False,
+        ),  # a thought that does not end is no answer, in verl's own rollout as here
         (r"<action> \boxed{%s} </action>", True, True),
         ("%s", False, True),
     ],

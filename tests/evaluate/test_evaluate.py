@@ -102,7 +102,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     handler = type("Fresh", (Handler,), {"requests": [], "models": ["adder"], "busy": 0, "broken": ""})
-    crowd = type("Crowd", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128})
+    crowd = type(
+        "Crowd", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128, "handle_error": lambda *_: None}
+    )  # it closes a connection on purpose
     http_server = crowd(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http_server.serve_forever, daemon=True)
     thread.start()

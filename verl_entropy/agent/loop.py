@@ -47,6 +47,7 @@ from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFa
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
+from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
 from verl_entropy.config import ConfigError
 from verl_entropy.foreign import ProtocolError, read_whole
 
@@ -106,9 +107,10 @@ class TextEnvAgentLoop(AgentLoopBase):
             system_prompt=s.system_prompt,
             overlong=s.overlong_prompt,
         )
-        special = set(self.tokenizer.all_special_tokens)
-        tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, *s.answer_tags)}
+        special, tags = set(self.tokenizer.all_special_tokens), answer_tags(s)
         self._skip_special_tokens = not special & tags
+        self._end_texts = () if self._skip_special_tokens else end_texts(self.tokenizer, s)
+        _check_once(self, sections)
         # any special token that is no tag: a model may have several end tokens, the tokenizer names one
         self._end_ids = {self.tokenizer.convert_tokens_to_ids(token) for token in special - tags}
         self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
@@ -186,7 +188,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         log_probs = list(output.log_probs[: len(ids)]) if output.log_probs else None
         if log_probs is not None and len(log_probs) != len(ids):
             raise RuntimeError(f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens")
-        text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        text = without_end(self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens), self._end_texts)
         ends = {*self._end_ids, *(params.get("stop_token_ids") or [])}
         return Response(ids, log_probs, text, output, seconds, tokens_cut(ids, budget, ends, output.stop_reason))
 
@@ -261,6 +263,17 @@ class TextEnvAgentLoop(AgentLoopBase):
                 f"servers stop at single tokens only. Set {PATH}.stop_at_action=False, or use one-token tags."
             )
         return ids[0]
+
+
+_checked: set[bytes] = set()
+
+
+def _check_once(loop: TextEnvAgentLoop, sections: Any) -> None:
+    """Render one prompt when the first episode of these settings starts."""
+    key = pickle.dumps((id(loop.tokenizer), sections))
+    if key not in _checked:
+        check_template(loop.tokenizer, loop.settings, loop.continuous_token_builder.build_initial_tokens)
+        _checked.add(key)
 
 
 @functools.cache

@@ -125,6 +125,7 @@ def _check_checkpoint(path: Path) -> None:
 async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list) -> tuple[list, dict[str, Any]]:
     """The outcomes, and the sampling values that they were drawn with."""
     from verl_entropy.agent.pool import PoolBroken
+    from verl_entropy.agent.template import answer_tags, end_texts
     from verl_entropy.commands.data import load_tokenizer
     from verl_entropy.data.expert_turns import TurnWriter, prompt_builder
     from verl_entropy.evaluate.play import Ask, play
@@ -133,12 +134,13 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
     limit, path = found.data["max_prompt_length"], args.tokenizer or args.checkpoint
     tokenizer = load_tokenizer(path) if path else None
     special = set(tokenizer.all_special_tokens) if tokenizer else set()
-    tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (settings.think_tag, *settings.answer_tags)}
+    tags = answer_tags(settings)
     sampling = Sampling(args.temperature, args.top_p, args.max_tokens, _closing_tag(settings, tokenizer))
     tokenize = None
     if tokenizer is not None:
         tokenize = TurnWriter(settings, tokenizer, limit, args.max_tokens, found.data.get("apply_chat_template_kwargs")).tokenize
     keep_special = bool(special & tags)
+    ends = end_texts(tokenizer, settings) if keep_special else ()
     if args.endpoint:
         sampler: Any = Endpoint(
             args.endpoint,
@@ -150,9 +152,10 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
             neutral=not args.no_neutral,
             think_tag=settings.think_tag,
             thought_opened=settings.think_in_prompt,
+            end_texts=ends,
         )
     else:
-        sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special)
+        sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special, end_texts=ends)
     chat = limit + found.data["max_response_length"]
     ask = Ask(prompt_builder(settings), sampler, limit, chat, tokenize, found.agent_loop)
     try:

@@ -10,13 +10,14 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_entropy.agent.cut import is_cut, tokens_cut
 from verl_entropy.agent.prompts import FittedPrompt
+from verl_entropy.agent.template import without_end
 from verl_entropy.foreign import read_whole
 
 NEUTRAL: Mapping[str, Any] = {
@@ -97,7 +98,7 @@ class Endpoint:
 
     def __init__(self, url: str, sampling: Sampling, *, model: str | None = None, tokens: bool = False, concurrency: int = 64,
                  timeout_s: float = 600.0, keep_special: bool = False, neutral: bool = True, think_tag: str = "think",
-                 thought_opened: bool = False):  # fmt: skip
+                 thought_opened: bool = False, end_texts: Sequence[str] = ()):  # fmt: skip
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"--endpoint={url}: expected a URL such as http://localhost:8000/v1.")
@@ -106,6 +107,7 @@ class Endpoint:
         self._sampling, self._tokens, self._timeout_s = sampling, tokens, timeout_s
         self._keep_special = keep_special
         self._think_tag, self._thought_opened = think_tag, thought_opened
+        self._end_texts = tuple(end_texts)
         self.sent: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -148,6 +150,7 @@ class Endpoint:
             text = choice["text"] if self._tokens else self._whole(choice["message"])
             if not isinstance(text, str):
                 raise TypeError("the text is no text")
+            text = without_end(text, self._end_texts)
             used = (reply.get("usage") or {}).get("completion_tokens")
             return Answer(
                 text, 0 if used is None else read_whole(used, "usage.completion_tokens"), is_cut(choice.get("finish_reason"))
@@ -224,7 +227,15 @@ class Checkpoint:
     """A Hugging Face checkpoint sampled on the CPU with the code of the CPU rollout server, in batches."""
 
     def __init__(
-        self, path: str, tokenizer: Any, sampling: Sampling, prompt_length: int, *, keep_special: bool = False, batch: int = 64
+        self,
+        path: str,
+        tokenizer: Any,
+        sampling: Sampling,
+        prompt_length: int,
+        *,
+        keep_special: bool = False,
+        batch: int = 64,
+        end_texts: Sequence[str] = (),
     ):
         import torch
         from transformers import AutoModelForCausalLM
@@ -233,7 +244,7 @@ class Checkpoint:
 
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._runner = ModelRunner(model, tokenizer, _Rollout(prompt_length, sampling.max_tokens))
-        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=not keep_special)
+        self._decode = lambda ids: without_end(tokenizer.decode(ids, skip_special_tokens=not keep_special), end_texts)
         self._sampling, self._batch = sampling, batch
         self._ends = {*self._runner.eos_ids, *sampling.stop_token_ids}
         self.sent = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, **NEUTRAL}
