@@ -83,12 +83,6 @@ def refuse(plan: Plan, raw: Mapping[str, Any]) -> None:
 
 
 def _refuse_sizes(raw: Mapping[str, Any]) -> None:
-    batch, mini = _number(raw, "data.train_batch_size"), _number(raw, f"{ARR}.actor.ppo_mini_batch_size")
-    if batch is not None and mini is not None and batch < mini:
-        raise ConfigError(
-            f"data.train_batch_size={batch:g}: below {ARR}.actor.ppo_mini_batch_size={mini:g}, so there is no whole mini-batch (both "
-            f"count prompts). Set {ARR}.actor.ppo_mini_batch_size={batch:g} or less."
-        )
     gpus = (_number(raw, "trainer.n_gpus_per_node") or 1) * (_number(raw, "trainer.nnodes") or 1)
     parallel = _number(raw, f"{ARR}.rollout.tensor_model_parallel_size") or 1
     if parallel > gpus:
@@ -206,6 +200,13 @@ def _odd_files(raw: Mapping[str, Any]) -> Iterator[str]:
 
 def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
     actor = f"{ARR}.actor"
+    batch, mini = _number(raw, "data.train_batch_size"), _number(raw, f"{actor}.ppo_mini_batch_size")
+    if batch is not None and mini is not None and batch < mini and not lookup(raw, "algorithm.filter_groups.enable", False):
+        # Without dynamic batches verl refuses it; with them it fills the mini-batch with rows that train nothing.
+        yield (
+            f"data.train_batch_size={batch:g}: below {actor}.ppo_mini_batch_size={mini:g}, so there is no whole mini-batch (both "
+            f"count prompts). Set {actor}.ppo_mini_batch_size={batch:g} or less."
+        )
     lr = _number(raw, f"{actor}.optim.lr")
     rank = max(_number(raw, f"{ARR}.model.lora_rank") or 0, _number(raw, f"{ARR}.model.lora.rank") or 0)
     if lr is not None and lr > HIGH_LR * (LORA_FACTOR if rank else 1):

@@ -62,8 +62,9 @@ def test_effective_entropy_coeff_is_that_of_whoever_owns_the_term(capsys, words,
 
 
 def test_verls_own_refusal_is_reported(capsys):
-    code, out, _ = run(capsys, "gigpo", ROLLOUTS)  # no micro-batch size
-    assert code == 1 and "verl would stop the run" in out and "ppo_micro_batch_size" in out
+    code, out, err = run(capsys, "gigpo", ROLLOUTS)  # no micro-batch size
+    assert code == 2 and "verl would stop the run" in err  # as what verl-entropy refuses: either way the run would not start
+    assert "verl would stop the run" in out and "ppo_micro_batch_size" in out
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,8 @@ def test_refused_by_the_drivers_checks_in_one_line(capsys, words, says):
     ("words", "says"),
     [
         (["gigppo"], "Did you mean gigpo?"),
+        (["+entropy=[gigpoo]"], "Did you mean gigpo?"),
+        (["trainer.default_local_dir=/ckpt/lr=1e-6"], "Quote it: \"trainer.default_local_dir='/ckpt/lr=1e-6'\""),
         (["nonsense!"], "neither an override"),
         (["+entropy=nonesuch"], "entropy/nonesuch"),
         (["actor_rollout_ref.actor.entropy_coef=1"], "Did you mean actor_rollout_ref.actor.entropy_coeff?"),
@@ -194,7 +197,6 @@ REFUSED = [
     ("trainer.n_gpus_per_node=0", "at least 1"),
     (f"{ACTOR}.grad_clip=0", "every gradient zero"),
     (f"{ROLLOUT}.agent.default_agent_loop=stepwise_evn", "Did you mean stepwise_env?"),
-    ("data.train_batch_size=16", "ppo_mini_batch_size=16 or less"),
     (f"{ROLLOUT}.tensor_model_parallel_size=999", "more than the 8 GPU(s)"),
     (f"{ROLLOUT}.max_model_len=256", "leaves no token"),
     ("trainer.resume_mode=autoo", "Did you mean auto?"),
@@ -222,6 +224,7 @@ ODD = [
     ([f"{ROLLOUT}.max_model_len=600"], "responses to long prompts are cut"),
     (["data.train_files=/nowhere/a.parquet"], "/nowhere/a.parquet is not on this machine"),
     (["actor_rollout_ref.model.path=/nowhere/model"], "no such folder on this machine"),
+    (["data.train_batch_size=16", f"{ACTOR}.use_dynamic_bsz=True"], "ppo_mini_batch_size=16 or less"),
     ([f"{ACTOR}.optim.lr=1000"], "the policy will be lost"),
     ([f"{ACTOR}.clip_ratio_high=0"], "at 0 none can rise"),
     (["clip_b,clip_v"], "Choose one"),

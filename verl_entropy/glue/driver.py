@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import json
@@ -15,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_entropy import checks, compat, patched, plan, plugin, risks, startup
 from verl_entropy.config import ConfigError
+from verl_entropy.spelling import check_spelling
 
 ACTOR = "verl_entropy.glue.configs.EntropyFSDPActorConfig"
 POLICY_LOSS = "verl_entropy.glue.configs.EntropyPolicyLossConfig"
@@ -50,30 +50,6 @@ def _retarget(node: DictConfig, target: str, path: str) -> None:
             f"{path}._target_ to your class only when no entropy setting is chosen, or remove {path}._target_."
         )
     node["_target_"] = target
-
-
-OUR_KEYS = {
-    "": ("entropy",),
-    "algorithm": ("entropy",),
-    "actor_rollout_ref.actor": ("seal",),
-    "actor_rollout_ref.actor.policy_loss": ("regularizer", "clip_controller"),
-}
-"""Keys of ours by section; ``+entropy=`` at the top is the group of presets."""
-SIMILAR = 0.8
-"""Share of letters in common above which an unknown key is taken for a slip."""
-
-
-def check_spelling(config: DictConfig) -> None:
-    """Hydra takes ``+entropi=aem`` or ``+algorithm.entrop.transforms=[aem]`` for new keys, and the run would be without the method."""
-    for section, names in OUR_KEYS.items():
-        node = OmegaConf.select(config, section) if section else config
-        for key in node.keys() if isinstance(node, DictConfig) else ():
-            meant = difflib.get_close_matches(str(key), names, n=1, cutoff=SIMILAR)
-            if meant and key not in names:
-                path = f"{section}.{key}" if section else str(key)
-                raise ConfigError(
-                    f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(str(key))}{meant[0]}, or take it out."
-                )
 
 
 def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
