@@ -285,7 +285,7 @@ def _step_change(run: Run) -> Advice | None:
     )
 
 
-NAMES_OF_SUCCESS = (P + "success_rate", "critic/score/mean", "critic/rewards/mean", "critic/rewards/max")
+NAMES_OF_SUCCESS = (P + "success", "critic/score/mean", "critic/rewards/mean", "critic/rewards/max")
 FALLEN, LEAST_SUCCESS = 0.6, 0.1
 """Success at the end over the best twenty steps, and the least best level at which a fall is called one."""
 SWITCHED_OFF = 0.0
