@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from verl_entropy import memory, registry, risks
+from verl_entropy import memory, registry, risks, startup
 from verl_entropy.config import lookup
 from verl_entropy.data.recipe import not_here, offline
 from verl_entropy.plan import Choice, Plan
@@ -50,6 +50,7 @@ def check(config: Any) -> Resolved:
     plugin.install()
     driver.check_spelling(config)
     driver.check_environment(config)
+    startup.refuse(driver.read_plan(config), driver.plain(config))
     chosen = driver.prepare(config)
     if chosen is None:  # nothing of ours: the names of base and loss must exist all the same
         chosen = driver.read_plan(config)

@@ -133,17 +133,25 @@ class DiagnosticsSide:
 
     # ------------------------------------------------------------------ run file
 
-    def open(self, config: Any) -> None:
-        """Open the run file, before anything is trained; a run that only validates would begin a training run's file anew."""
+    def open(self, config: Any, resumed: bool = True) -> None:
+        """Open the run file, before anything is trained; a run that only validates would begin a training run's file anew.
+
+        ``resumed``: verl goes on from a checkpoint, and with it the run that is stored in the folder; otherwise that is another run,
+        which is moved aside.
+        """
         s = self.settings.run_file
         if s.folder is None or self.writer is not None or config.trainer.get("val_only", False):
             return
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         name = str(config.trainer.get("experiment_name") or "")
         try:
-            self.writer = RunWriter(s.folder, s, config=plain, name=name)
+            self.writer = RunWriter(s.folder, s, config=plain, name=name, fresh=not resumed)
         except OSError as error:
             raise ConfigError(f"{PATH}.run_file.folder={s.folder}: cannot be written ({error}). Give another folder.") from None
+        if self.writer.aside is not None:
+            plugin.say(
+                f"run file {s.folder}: this run resumes no checkpoint; the run that was there is now in {self.writer.aside}"
+            )
 
     def finish(self, step: int, metrics: dict[str, Any]) -> None:
         """The end of a step: everything that verl is going to log goes into the run file."""

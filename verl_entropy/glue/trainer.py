@@ -343,7 +343,7 @@ def wrap(module: ModuleType) -> None:
             if folder is not None:
                 state.load(run, folder)
             if run.diagnostics is not None:
-                run.diagnostics.open(self.config)
+                run.diagnostics.open(self.config, resumed=folder is not None)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_entropy import patched
+from verl_entropy import compose, patched, spelling
 from verl_entropy.config import ConfigError
 from verl_entropy.verl_agent import fingerprints, settings
 
@@ -44,12 +44,13 @@ def run_with(main_ppo, check: bool, overrides: list[str]) -> Callable:
     original = main_ppo.run_ppo
 
     def run_ppo(config) -> None:
-        from verl_entropy.verl_agent import order
-
         try:
+            spelling.check_spelling(config)
             chosen = settings.prepare(config)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        from verl_entropy.verl_agent import order
+
         dynamic = bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
         result = order.lines(dynamic) if chosen is not None else []
         series = patched.describe()
@@ -75,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
         print(__doc__)
     try:
         check, allowed, rest = split_arguments(argv)
+        for word in rest:
+            compose.check_group(word)
         folder = fingerprints.check(allowed)
     except (ConfigError, fingerprints.NotVerlAgent) as error:
         raise SystemExit(f"[verl-entropy] {error}") from None
