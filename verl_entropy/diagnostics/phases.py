@@ -68,6 +68,8 @@ LOG_FLOOR = 0.01
 """Nats added before the logarithm: below that, relative changes mean nothing."""
 LAG = 8
 """Values over which a level's wandering is measured."""
+FRESH = 3
+"""Values after a resume whose median is compared with the level before it."""
 KEEP = 400
 """Values kept; a longer window sees every value's level only on the coarse track."""
 COARSE = 64
@@ -91,7 +93,7 @@ class Phases:
     window: int = setting(30, "least steps within which an eruption must rise", ge=2)
     window_share: float = setting(0.2, "part of the run so far within which an eruption must rise, if that is more", ge=0.0, le=1.0)
     rise_nats: float = setting(0.05, "least rise of an eruption in nats", gt=0.0)
-    rise_share: float = setting(0.5, "least rise in parts of the lowest level before it", ge=0.0)
+    rise_share: float = setting(0.75, "least rise in parts of the lowest level before it", ge=0.0)
     rise_sigmas: float = setting(4.0, "least rise in standard deviations of the noise", ge=0.0)
     wander_sigmas: float = setting(2.5, "least rise in parts of how far the level rose before it without an eruption", ge=0.0)
     confirm: int = setting(2, "steps in a row that a change must hold", ge=1)
@@ -267,7 +269,7 @@ class PhaseDetector:
     def resumed(self) -> None:
         """Tell that the next value comes after a resume: a shift between the two is a step change and no eruption."""
         if self.seen:
-            self._resume = [self._entropy.level, self.settings.smooth]
+            self._resume = [self._entropy.level, FRESH]
             self._fresh, self._since, self._pending, self._jump = 0, self.seen, 0, None
             self._coarse, self._stride = [], 1
 
@@ -307,20 +309,20 @@ class PhaseDetector:
         return found + ([event] if event else [])
 
     def _shift(self, step: int) -> list[Event]:
-        """Compare the level after a resume with that before it, once ``smooth`` values are there."""
+        """Compare the level after a resume with that before it, once FRESH values are there."""
         if self._resume is None:
             return []
         self._resume[1] -= 1
         if self._resume[1] > 0:
             return []
         before, level = self._resume[0], self._entropy.level
-        self._resume, self._since = None, self.seen - self.settings.smooth
+        self._resume, self._since = None, self.seen - FRESH
         change = abs(_log(level) - _log(before))
         if change <= math.log1p(self.settings.rise_share) or abs(level - before) <= self.settings.rise_nats:
             return []
         if self.phase in ("eruption", "subsidence"):
             self.phase = "descent"
-        return [Event("step_change", step, self._entropy.steps[-self.settings.smooth], level)]
+        return [Event("step_change", step, self._entropy.steps[-FRESH], level)]
 
     def _flat(self, step: int) -> list[Event]:
         """Whether the calm phase is a descent, by the level a window before; both names only after a verdict of some steps."""

@@ -178,10 +178,10 @@ def _family(rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray
             resume = int(rng.integers(20, onset - 10))
             clean = clean + rng.uniform(0.2, 0.8) * (steps >= resume)
     elif name == "log random walk":
-        clean = rng.uniform(0.2, 0.8) * np.exp(np.cumsum(rng.normal(0, rng.uniform(0.01, 0.05), n)))
+        clean = rng.uniform(0.2, 0.8) * np.exp(np.cumsum(rng.normal(0, rng.uniform(0.02, 0.04), n)))
     elif name == "curriculum waves":
         wave = np.sin(2 * np.pi * (steps / rng.uniform(25, 60) + rng.random()))
-        clean = rng.uniform(0.2, 0.8) * (1 + rng.uniform(0.15, 0.4) * wave)
+        clean = rng.uniform(0.2, 0.8) * (1 + rng.uniform(0.1, 0.25) * wave)
     elif name == "collapse, then recovery":
         low = int(rng.integers(40, 90))
         down = rng.uniform(0.3, 1.2) * np.exp(-steps / rng.uniform(6, 12))
