@@ -340,10 +340,6 @@ GLOSSARY += [
         ),
         ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence, 4 steady", "index", "diagnostics.phases, after SEAL"),
         ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
-        ("resumed", "1 in the first step after a resume; left out in the others", "0 or 1", "ours"),
-        ("event/non_finite", "1 while entropy, loss or gradient norm is not finite", "0 or 1", "diagnostics.health"),
-        ("event/dead", "1 while there is no gradient or every group has equal returns", "0 or 1", "diagnostics.health"),
-        ("event/template_collapse", "1 while responses repeat one another and entropy stands", "0 or 1", "diagnostics.health"),
         ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
         ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
     )

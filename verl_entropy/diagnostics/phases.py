@@ -70,6 +70,8 @@ LAG = 8
 """Values over which a level's wandering is measured."""
 FRESH = 3
 """Values after a resume whose median is compared with the level before it."""
+SIGN_CONFIRM = 2
+"""Values in a row that switch an early sign on."""
 KEEP = 400
 """Values kept; a longer window sees every value's level only on the coarse track."""
 COARSE = 64
@@ -91,14 +93,16 @@ class Phases:
     smooth: int = setting(5, "values in the running median; odd", ge=1, le=99)
     noise_window: int = setting(40, "values in the estimate of the noise", ge=4)
     window: int = setting(30, "least steps within which an eruption must rise", ge=2)
-    window_share: float = setting(0.2, "part of the run so far within which an eruption must rise, if that is more", ge=0.0, le=1.0)
+    window_share: float = setting(
+        0.2, "part of the run so far within which an eruption must rise, if that is more", ge=0.0, le=1.0
+    )
     rise_nats: float = setting(0.05, "least rise of an eruption in nats", gt=0.0)
     rise_share: float = setting(0.75, "least rise in parts of the lowest level before it", ge=0.0)
-    rise_sigmas: float = setting(4.0, "least rise in standard deviations of the noise", ge=0.0)
+    rise_sigmas: float = setting(5.0, "least rise in standard deviations of the noise", ge=0.0)
     wander_sigmas: float = setting(2.5, "least rise in parts of how far the level rose before it without an eruption", ge=0.0)
-    confirm: int = setting(2, "steps in a row that a change must hold", ge=1)
+    confirm: int = setting(1, "steps in a row that a change must hold", ge=1)
     jump_share: float = setting(0.7, "a rise of which one step makes up this share is a step change", gt=0.0, le=1.0)
-    stay: int = setting(5, "steps after which a step change that is not undone is an eruption; 0: never", ge=0)
+    stay: int = setting(4, "steps after which a step change that is not undone is an eruption; 0: never", ge=0)
     runaway: int = setting(30, "steps without a fall after which an eruption is a runaway; 0: never", ge=0)
     runaway_share: float = setting(1.5, "rise in parts of the lowest level that makes a slow one a runaway; 0: never", ge=0.0)
     fall_share: float = setting(0.3, "part of the rise that must be undone to call subsidence", gt=0.0, lt=1.0)
@@ -413,7 +417,7 @@ class PhaseDetector:
         if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
             return None
         path = [_log(v) for v, at in self._coarse if at >= onset]
-        path = path[:: max(len(path) // 12, 1)] + [_log(level)]
+        path = [*path[:: max(len(path) // 12, 1)], _log(level)]
         moved = sum(abs(b - a) for a, b in pairwise(path))
         if len(path) < 5 or path[-1] - path[0] < RUNAWAY_STEADY * moved:
             return None
@@ -490,7 +494,7 @@ class PhaseDetector:
         reference = _median(track.values[: -s.smooth])
         low = reference - track.level > max(s.sign_sigmas * track.noise(s.sign_window), s.sign_share * abs(reference))
         self._pending_sign[name] = self._pending_sign[name] + 1 if low else 0
-        was, self.signs[name] = self.signs[name], self._pending_sign[name] >= s.confirm
+        was, self.signs[name] = self.signs[name], self._pending_sign[name] >= SIGN_CONFIRM
         return [Event(name, int(step), int(step), track.level)] if self.signs[name] and not was else []
 
     # ------------------------------------------------------------------ state
@@ -559,7 +563,9 @@ class Span:
     last: int
 
 
-def detect(steps, entropy, settings: Phases | None = None, *, resumes: Collection[int] = (), **signs) -> tuple[PhaseDetector, list[Span]]:
+def detect(
+    steps, entropy, settings: Phases | None = None, *, resumes: Collection[int] = (), **signs
+) -> tuple[PhaseDetector, list[Span]]:
     """Run the detector over a whole curve; the spans begin at the estimated onsets.
 
     ``resumes``: first steps after a resume.

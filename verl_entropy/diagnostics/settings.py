@@ -56,9 +56,13 @@ class Live:
     on_runaway: str = setting("none", "the same, when an eruption does not return or entropy rises steadily", choices=ACTIONS)
     on_collapse: str = setting("none", "the same, when entropy collapses", choices=ACTIONS)
     on_template_collapse: str = setting(
-        "none", "the same, when responses repeat one another while entropy stands (duplication above template_share)", choices=ACTIONS
+        "none",
+        "the same, when responses repeat one another while entropy stands (duplication above template_share)",
+        choices=ACTIONS,
     )
-    on_dead: str = setting("none", "the same, when a run stops learning: no gradient, or every group with equal returns", choices=ACTIONS)
+    on_dead: str = setting(
+        "none", "the same, when a run stops learning: no gradient, or every group with equal returns", choices=ACTIONS
+    )
     on_non_finite: str = setting("warn", "the same, when entropy, loss or gradient norm is not finite", choices=ACTIONS)
     template_share: float = setting(0.7, "duplication from which a run has collapsed to templates", gt=0.0, le=1.0)
     detector: Phases = field(default_factory=Phases, metadata={"doc": "settings of the detector of phases"})
