@@ -367,7 +367,8 @@ def detector_table() -> str:
             "",
             f"{r['curves']} curves of {r['steps_per_curve']} steps: {100 * r['accuracy']:.0f} % right, a false alarm in "
             f"{100 * r['false_alarm_rate_per_run']:.1f} % of the runs without an eruption; {100 * r['accuracy_without_hard']:.0f} % and "
-            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} % without slow eruptions, some of which are smaller than the rule's least rise. "
+            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} % without slow eruptions, "
+            "some of which are smaller than the rule's least rise. "
             f"{100 * r['eruptions_found']:.0f} % of {r['eruptions']} eruptions are found, {delay['p50']:.0f} steps after their "
             f"onset (median; {delay['p90']:.0f} for one in ten).",
             "",
