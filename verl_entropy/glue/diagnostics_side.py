@@ -16,7 +16,7 @@ from verl_entropy import plugin
 from verl_entropy.config import ConfigError
 from verl_entropy.diagnostics import likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
-from verl_entropy.diagnostics.settings import PATH, Live
+from verl_entropy.diagnostics.settings import ACTIONS, PATH, Live
 from verl_entropy.glue.rows import pad_rows
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
 from verl_entropy.runfile import RunWriter
@@ -24,6 +24,15 @@ from verl_entropy.runfile import RunWriter
 SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
 COORDINATES = 8
 """Principal components of a trajectory's representation that the run file keeps: a picture needs two."""
+SAID = {
+    "eruption": "entropy erupts",
+    "runaway": "entropy runs away",
+    "collapse": "entropy has collapsed",
+    "template_collapse": "responses repeat one another while entropy stands",
+    "dead": "the run learns nothing",
+    "non_finite": "entropy, loss or gradient norm is not finite",
+}
+"""What the console says of an event that asks for an action."""
 
 
 class DiagnosticsSide:
@@ -38,7 +47,7 @@ class DiagnosticsSide:
         self._columns: dict[str, np.ndarray] | None = None
         self._samples: list[dict[str, Any]] = []
         self._last_step: int | None = None
-        self._action = "none"
+        self._action, self._reason = "none", "eruption"
         self._seconds = 0.0
         self._differs = False
 
@@ -93,7 +102,7 @@ class DiagnosticsSide:
             texts = turn_texts(ctx.turns, responses_RT, tokenizer, self.settings.max_texts)
         if first:
             metrics = self.live.step(ctx, texts=texts, extra=extra)
-            self._action = self.live.action if self._action == "none" else self._action
+            self._ask()
             for message in self.live.messages:
                 plugin.say(message.removeprefix("verl-entropy: "))
             self._last_step, self._columns, self._samples = ctx.step, None, []
@@ -190,8 +199,16 @@ class DiagnosticsSide:
 
     # ------------------------------------------------------------------ action
 
-    def act(self, trainer: Any) -> None:
-        """Do what ``on_eruption`` asks for, once the step's update is done and before verl saves."""
+    def act(self, trainer: Any, metrics: dict[str, Any] | None = None) -> None:
+        """Do what ``on_eruption`` and its like ask for, once the step's update is done and before verl saves.
+
+        ``metrics``: the step's so far, the update's loss and gradient norm among them; the events they show are added.
+        """
+        if metrics is not None:
+            self.live.complete(trainer.global_steps, metrics)
+            for message in self.live.messages:
+                plugin.say(message.removeprefix("verl-entropy: "))
+            self._ask()
         action, self._action = self._action, "none"
         if action == "none":
             return
@@ -199,13 +216,18 @@ class DiagnosticsSide:
         advice = f"set {PATH}.run_file.folder to see why"
         if self.writer is not None:
             advice = f"`verl-entropy advise {self.writer.folder}` says what to try"
-        plugin.say(f"WARNING: entropy erupts (step {step}); {advice}. on_eruption={action}")
+        plugin.say(f"WARNING: {SAID[self._reason]} (step {step}); {advice}. on_{self._reason}={action}")
         due = trained.save_freq > 0 and (step % trained.save_freq == 0 or step >= trainer.total_training_steps)
         if not due and (action == "checkpoint" or (action == "stop" and trained.save_freq > 0)):
             trainer._save_checkpoint()
         if action == "stop":
             plugin.say(f"training ends after step {step} of {trainer.total_training_steps}")
             trainer.total_training_steps = step
+
+    def _ask(self) -> None:
+        """Keep the strongest action that the diagnostics asked for, with its event."""
+        if ACTIONS.index(self.live.action) > ACTIONS.index(self._action):
+            self._action, self._reason = self.live.action, self.live.reason
 
     # ------------------------------------------------------------------ state
 
@@ -218,6 +240,7 @@ class DiagnosticsSide:
             return
         try:
             self.live.load_state_dict(values)
+            self.live.resumed()
         except (ValueError, KeyError, TypeError) as error:
             plugin.say(f"diagnostics start afresh: the checkpoint's state is another version's ({error})")
             self.live = live.LiveDiagnostics(self.settings)

@@ -380,7 +380,7 @@ def _wrap_diagnostics(trainer_cls: type) -> None:
         batch = original_step(self, metrics, timing_raw)
         side = run_of(self).diagnostics
         if side is not None:
-            side.act(self)
+            side.act(self, metrics)
         return batch
 
     @functools.wraps(original_metrics)
