@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import patched, plugin
+from verl_entropy import patched
 from verl_entropy.config import ConfigError
 from verl_entropy.glue import advantage_side, context, driver, queue, state
 from verl_entropy.glue.diagnostics_side import SAMPLE_FIELDS
@@ -176,11 +176,11 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
 def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
     """Controllers, base estimator and transforms; fills the call's columns and worker info."""
     columns: dict[str, torch.Tensor] = {}
-    call.run.advance(ctx, plugin.say)
+    call.run.advance(ctx)
     kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
-    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"], plugin.say)
+    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
