@@ -25,6 +25,8 @@ NAME = "verl_entropy"
 
 AGENT_LOOPS = ("stepwise_env", "span_env")
 _ours_compose = False
+_reader: Any = None
+"""Our stand-in for ``ConfigLoaderImpl.load_configuration``, once it is in place."""
 
 
 @contextlib.contextmanager
@@ -40,12 +42,13 @@ def reading() -> Iterator[None]:
 
 def guard() -> None:
     """Read what is composed from now on, if verl is loaded and the plugin is not active as a whole."""
+    global _reader
     if "verl" not in sys.modules or _active():
         return
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
     original = ConfigLoaderImpl.load_configuration  # of compose, of a run and of each job of a multirun
-    if hasattr(original, "_verl_entropy"):
+    if original is _reader:
         return
 
     @functools.wraps(original)
@@ -57,8 +60,7 @@ def guard() -> None:
                 raise SystemExit(message(keys))  # an Exception would be tried again and printed with Hydra's traceback
         return config
 
-    load_configuration._verl_entropy = True
-    ConfigLoaderImpl.load_configuration = load_configuration
+    _reader = ConfigLoaderImpl.load_configuration = load_configuration
 
 
 def _active() -> bool:
@@ -84,14 +86,13 @@ def chosen(config: Any) -> list[str]:
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
     names = {kind: registry.names(kind) for kind in registry.KINDS}
-    estimator, mode = value("algorithm.adv_estimator"), value(f"{POLICY_LOSS_PATH}.loss_mode")
-    heard = _registered()
-    by_name = [
-        ("algorithm.adv_estimator", estimator, {*names["estimator"], *names["transform"]} - heard),
-        (f"{POLICY_LOSS_PATH}.loss_mode", mode, {*names["loss"], *names["clip"]} - heard),
-        ("actor_rollout_ref.rollout.agent.default_agent_loop", None, AGENT_LOOPS),
-    ]
-    found = [f"{key}={given or value(key)}" for key, given, ours in by_name if (given or value(key)) in ours]
+    estimator, heard = value("algorithm.adv_estimator"), _registered()
+    by_name = {
+        "algorithm.adv_estimator": {*names["estimator"], *names["transform"]} - heard,
+        f"{POLICY_LOSS_PATH}.loss_mode": {*names["loss"], *names["clip"]} - heard,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOPS,
+    }
+    found = [f"{key}={value(key)}" for key, ours in by_name.items() if value(key) in ours]
     sections = [SEAL_PATH, *(f"{POLICY_LOSS_PATH}.{key}" for key in ("regularizer", "clip_controller"))]
     sections += [f"{POLICY_LOSS_PATH}.{name}" for kind in ("loss", "clip", "regularizer") for name in names[kind]]
     plain = activate.INSTALLED and compat.is_verl_agent() and estimator in {*names["estimator"]} & heard
