@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_entropy import presets
+from verl_entropy import absent, presets
 from verl_entropy.config import ConfigError
 
 CONFIG = "ppo_trainer"
@@ -210,7 +210,7 @@ def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequenc
         paths = ",".join("'" + path.replace("'", "\\'") + "'" for path in extra)
         search = [f"hydra.searchpath=[{paths}]"] if extra else []
         try:
-            with initialize_config_dir(str(folder), version_base=None):
+            with absent.reading(), initialize_config_dir(str(folder), version_base=None):
                 config = hydra_compose(primary, overrides=[*first, *chosen.overrides, *search])
                 OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         except (HydraException, OmegaConfBaseException) as error:

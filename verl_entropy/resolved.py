@@ -44,10 +44,10 @@ def check(config: Any) -> Resolved:
     """Our checks (ConfigError), then verl's own (reported), on a composed configuration, which is prepared as at start."""
     from omegaconf import OmegaConf
 
-    from verl_entropy import plugin
+    from verl_entropy import activate
     from verl_entropy.glue import driver
 
-    plugin.install()
+    activate.install()
     driver.check_spelling(config)
     driver.check_environment(config)
     startup.refuse(driver.read_plan(config), driver.plain(config))

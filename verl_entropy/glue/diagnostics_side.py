@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import plugin
 from verl_entropy.config import ConfigError
 from verl_entropy.diagnostics import likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import ACTIONS, PATH, Live
 from verl_entropy.glue.rows import pad_rows
 from verl_entropy.glue.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
+from verl_entropy.log import say
 from verl_entropy.runfile import RunWriter
 
 SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
@@ -104,7 +104,7 @@ class DiagnosticsSide:
             metrics = self.live.step(ctx, texts=texts, extra=extra)
             self._ask()
             for message in self.live.messages:
-                plugin.say(message.removeprefix("verl-entropy: "))
+                say(message.removeprefix("verl-entropy: "))
             self._last_step, self._columns, self._samples = ctx.step, None, []
         else:
             metrics = live.step_diagnostics(ctx, self.settings, texts)
@@ -158,7 +158,7 @@ class DiagnosticsSide:
         except OSError as error:
             raise ConfigError(f"{PATH}.run_file.folder={s.folder}: cannot be written ({error}). Give another folder.") from None
         if self.writer.aside is not None:
-            plugin.say(
+            say(
                 f"run file {s.folder}: this run resumes no checkpoint; the run that was there is now in {self.writer.aside}"
             )
 
@@ -177,7 +177,7 @@ class DiagnosticsSide:
         gap = metrics.get(live.POLICY_GAP)
         differs = gap is not None and gap > live.OTHER_POLICY
         if differs and not self._differs:
-            plugin.say(
+            say(
                 f"WARNING: step {step}: probabilities of the sampled tokens differ by {gap:.2g} in the mean between rollout and trainer "
                 "(bf16: below .01). The rollout engine has other weights than the trainer: if several runs share this host, see that "
                 "each has the plugin or a Ray job id of its own; otherwise compare dtypes and quantisation of the two."
@@ -190,11 +190,11 @@ class DiagnosticsSide:
             return
         last = self.writer.last
         if last is not None and step <= last:
-            plugin.say(f"run file {self.writer.folder}: steps {step} to {last} of an earlier session are replaced")
+            say(f"run file {self.writer.folder}: steps {step} to {last} of an earlier session are replaced")
         try:
             self.writer.step(step, metrics, columns, samples)
         except OSError as error:
-            plugin.say(f"run file {self.writer.folder}: {error}. Nothing more is written to it; the training goes on.")
+            say(f"run file {self.writer.folder}: {error}. Nothing more is written to it; the training goes on.")
             self.writer = None
 
     # ------------------------------------------------------------------ action
@@ -207,7 +207,7 @@ class DiagnosticsSide:
         if metrics is not None:
             self.live.complete(trainer.global_steps, metrics)
             for message in self.live.messages:
-                plugin.say(message.removeprefix("verl-entropy: "))
+                say(message.removeprefix("verl-entropy: "))
             self._ask()
         action, self._action = self._action, "none"
         if action == "none":
@@ -216,12 +216,12 @@ class DiagnosticsSide:
         advice = f"set {PATH}.run_file.folder to see why"
         if self.writer is not None:
             advice = f"`verl-entropy advise {self.writer.folder}` says what to try"
-        plugin.say(f"WARNING: {SAID[self._reason]} (step {step}); {advice}. on_{self._reason}={action}")
+        say(f"WARNING: {SAID[self._reason]} (step {step}); {advice}. on_{self._reason}={action}")
         due = trained.save_freq > 0 and (step % trained.save_freq == 0 or step >= trainer.total_training_steps)
         if not due and (action == "checkpoint" or (action == "stop" and trained.save_freq > 0)):
             trainer._save_checkpoint()
         if action == "stop":
-            plugin.say(f"training ends after step {step} of {trainer.total_training_steps}")
+            say(f"training ends after step {step} of {trainer.total_training_steps}")
             trainer.total_training_steps = step
 
     def _ask(self) -> None:
@@ -242,7 +242,7 @@ class DiagnosticsSide:
             self.live.load_state_dict(values)
             self.live.resumed()
         except (ValueError, KeyError, TypeError) as error:
-            plugin.say(f"diagnostics start afresh: the checkpoint's state is another version's ({error})")
+            say(f"diagnostics start afresh: the checkpoint's state is another version's ({error})")
             self.live = live.LiveDiagnostics(self.settings)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy import checks, compat, patched, plan, plugin, risks, startup
+from verl_entropy import checks, compat, hooks, patched, plan, risks, startup
 from verl_entropy.config import ConfigError
+from verl_entropy.log import say
 from verl_entropy.spelling import check_spelling
 
 ACTOR = "verl_entropy.glue.configs.EntropyFSDPActorConfig"
@@ -79,6 +80,7 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     chosen = read_plan(config)
     if not chosen.active:
         return None
+    hooks.require()
     checks.check(chosen, plain(config))
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
@@ -187,6 +189,13 @@ def _check_json_lines(path: str, key: str) -> None:
                 raise ConfigError(f"{key}={path}: line {number} is not an object with the columns of a row.")
 
 
+def _tell_workers(config: DictConfig) -> None:
+    """Every Ray process of the run stops where a piece of ours fails (``hooks.CHOSEN``)."""
+    os.environ[hooks.CHOSEN] = "1"
+    if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
+        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", "1", force_add=True)
+
+
 def wrap(module: ModuleType) -> None:
     """Make ``verl.utils.config.validate_config`` read our settings first."""
     original = module.validate_config
@@ -200,11 +209,15 @@ def wrap(module: ModuleType) -> None:
             chosen = prepare(config)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        except hooks.HookError as error:
+            raise SystemExit(f"[verl-entropy] {error}") from None
+        if chosen is not None:
+            _tell_workers(config)
         original(config, *args, **kwargs)
         if chosen is not None:
             for line in banner(chosen, config):
-                plugin.say(line)
+                say(line)
         for line in found:
-            plugin.say(f"WARNING: {line}")
+            say(f"WARNING: {line}")
 
     module.validate_config = validate_config

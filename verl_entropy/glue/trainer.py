@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import patched, plugin
+from verl_entropy import patched
 from verl_entropy.agent.cut import ENDINGS
 from verl_entropy.config import ConfigError
 from verl_entropy.foreign import read_bool
@@ -198,11 +198,11 @@ def ending_metrics(extra_fields: list[dict], keys: list[str]) -> dict[str, float
 def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
     """Controllers, base estimator and transforms; fills the call's columns and worker info."""
     columns: dict[str, torch.Tensor] = {}
-    call.run.advance(ctx, plugin.say)
+    call.run.advance(ctx)
     kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
-    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"], plugin.say)
+    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask

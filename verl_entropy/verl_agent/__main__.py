@@ -15,6 +15,7 @@ from pathlib import Path
 
 from verl_entropy import compose, patched, spelling
 from verl_entropy.config import ConfigError
+from verl_entropy.log import say
 from verl_entropy.verl_agent import fingerprints, settings
 
 
@@ -55,9 +56,9 @@ def run_with(main_ppo, check: bool, overrides: list[str]) -> Callable:
         result = order.lines(dynamic) if chosen is not None else []
         series = patched.describe()
         for line in [*settings.banner(chosen, config, overrides, result), *([series] if series else [])]:
-            settings.say(line)
+            say(line)
         if check:
-            settings.say("configuration checked; nothing was started")
+            say("configuration checked; nothing was started")
             return
         if chosen is not None:
             import ray
@@ -81,7 +82,9 @@ def main(argv: list[str] | None = None) -> None:
         folder = fingerprints.check(allowed)
     except (ConfigError, fingerprints.NotVerlAgent) as error:
         raise SystemExit(f"[verl-entropy] {error}") from None
-    from verl_entropy import presets
+    from verl_entropy import activate, presets
+
+    activate.LAUNCHED = True
 
     presets.ensure_search_path()
     from verl.trainer import main_ppo

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,11 +31,6 @@ ROW_STATISTICS = ("grpo", "grpo_passk", "gigpo", "rloo", "reinforce_plus_plus_ba
 
 GROUPS = (*ROW_STATISTICS, "gigpo", "loop", "group_norm")
 KEY = "verl_entropy"
-
-
-def say(message: str) -> None:
-    """Print to stderr, where verl's log level does not matter."""
-    print(f"[verl-entropy] {message}", file=sys.stderr, flush=True)
 
 
 def _container(node: Any) -> Any:
