@@ -42,7 +42,8 @@ def aem_weights(
         alpha_r = exp(-lambda h_r) / mean_G exp(-lambda h)                              Eq. 15
 
     alpha = 1 in a group with fewer than ``min_group`` turns or whose entropies span less than ``min_range``
-    nats, or no more than fp32 rounding of an entropy (``rounding``, at least that of 1 nat): the paper sets alpha = 1 "to avoid sampling noise" under a condition that is not known, and no
+    nats, or no more than fp32 rounding of an entropy (``rounding``, at least that of 1 nat): the paper sets alpha = 1 "to avoid
+    sampling noise" under a condition that is not known, and no
     authors' code is public. A turn whose entropy is not finite keeps alpha = 1 and is left out of its group.
     """
     if temperature < 0:
