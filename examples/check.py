@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
 
 

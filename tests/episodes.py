@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl_entropy.turns import Turns, build_turns
+from verl_entropy.batch.turns import Turns, build_turns
 
 # ----------------------------------------------------------------------------- two rows, worked out by hand
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verl_entropy.turns import Turns, build_turns
+from verl_entropy.batch.turns import Turns, build_turns
 
 
 @dataclass(frozen=True)

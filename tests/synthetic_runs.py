@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_entropy.runfile import RunSettings, RunWriter
+from verl_entropy.runs.runfile import RunSettings, RunWriter
 
 P = "verl_entropy/"
 HOSTILE = (

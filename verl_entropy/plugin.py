@@ -8,7 +8,7 @@ is nowhere; so a failure prints its cause and the fix here before it is raised.
 
 from __future__ import annotations
 
-from verl_entropy import activate
+from verl_entropy.hosts.install import activate
 from verl_entropy.log import say
 
 try:

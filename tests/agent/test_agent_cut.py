@@ -15,9 +15,9 @@ from verl_entropy.agent.multispan import SpanAgentLoop
 from verl_entropy.agent.parsing import executed_action, parse_response
 from verl_entropy.agent.pool import close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
-from verl_entropy.envs.math import compute_score
-from verl_entropy.glue.trainer import ending_metrics
-from verl_entropy.judge.prompt import MalformedAnswer, parse
+from verl_entropy.envs.worlds.math import compute_score
+from verl_entropy.hosts.verl_v1.trainer import ending_metrics
+from verl_entropy.runs.judge.prompt import MalformedAnswer, parse
 
 PLAYED: list[str] = []
 

@@ -9,9 +9,9 @@ import torch
 
 from verl_entropy.agent.parsing import parse_response
 from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.batch.turns import build_turns
 from verl_entropy.data.expert_turns import TurnWriter
-from verl_entropy.estimators.gigpo import anchor_groups
-from verl_entropy.turns import build_turns
+from verl_entropy.methods.estimators.gigpo import anchor_groups
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
 

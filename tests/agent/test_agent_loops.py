@@ -14,8 +14,8 @@ from agent_fakes import answer, build, play, tokenizer
 from verl_entropy.agent.multispan import SpanAgentLoop
 from verl_entropy.agent.pool import BROKEN, PoolBroken, close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
-from verl_entropy.config import ConfigError
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.config.settings import ConfigError
 
 CLIMB = {"name": "agent_envs:Climb"}
 TROUBLE = {"name": "agent_envs:Trouble"}

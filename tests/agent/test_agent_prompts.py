@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from verl_entropy.agent.prompts import PromptBuilder, PromptTooLong
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 HISTORY = [("saw one", "did one"), ("saw two", "did two"), ("saw three", "did three")]
 ADMISSIBLE = ["open box", "go north"]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_entropy.agent import AgentSettings, TextEnvironment
 from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal, read_reset, read_step
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from verl_entropy.agent.pool import close_all
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
 from verl_entropy.agent.template import without_end
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.data.expert_turns import TurnWriter
 
 OPENS = TEMPLATE.replace("<im_start> assistant {% endif %}", "<im_start> assistant <think> {% endif %}")

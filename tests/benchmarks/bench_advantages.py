@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from report import median_ms, parser, table, write
 
-from verl_entropy.estimators.gigpo import anchor_groups, gigpo
-from verl_entropy.estimators.loop import loop
-from verl_entropy.transforms.aem import aem
-from verl_entropy.turns import Turns, build_turns
+from verl_entropy.batch.turns import Turns, build_turns
+from verl_entropy.methods.estimators.gigpo import anchor_groups, gigpo
+from verl_entropy.methods.estimators.loop import loop
+from verl_entropy.methods.transforms.aem import aem
 
 TURNS, ROLLOUTS = 50, 8
 BUDGET_MS = 15.0

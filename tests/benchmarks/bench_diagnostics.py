@@ -19,11 +19,11 @@ import torch
 from bench_advantages import ROLLOUTS, TURNS, make_rows
 from report import median_ms, parser, table, write
 
+from verl_entropy.batch.turns import build_turns
 from verl_entropy.diagnostics import live, sampling
 from verl_entropy.diagnostics.settings import Live
-from verl_entropy.glue import diagnostics_side as side
-from verl_entropy.runfile import RunSettings, RunWriter
-from verl_entropy.turns import build_turns
+from verl_entropy.hosts.common import diagnostics_side as side
+from verl_entropy.runs.runfile import RunSettings, RunWriter
 
 STEP_SECONDS = 60.0
 BUDGET = 0.01

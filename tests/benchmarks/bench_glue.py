@@ -21,7 +21,7 @@ from verl.utils import seqlen_balancing
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 
-from verl_entropy.glue.rows import MARK
+from verl_entropy.upstream.rows import MARK
 
 
 def nested(lengths: list[int], generator: torch.Generator) -> torch.Tensor:

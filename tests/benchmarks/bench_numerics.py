@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from report import median_ms, parser, table, write
 
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 Pass = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import torch
 
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.transforms.aepo import aepo
-from verl_entropy.transforms.clip_b import clip_b
-from verl_entropy.transforms.clip_v import clip_v
-from verl_entropy.transforms.ea import ea
-from verl_entropy.transforms.entrocraft import entrocraft
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
-from verl_entropy.turns import Packed, Turns, build_turns
+from verl_entropy.batch.turns import Packed, Turns, build_turns
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.transforms.aepo import aepo
+from verl_entropy.methods.transforms.clip_b import clip_b
+from verl_entropy.methods.transforms.clip_v import clip_v
+from verl_entropy.methods.transforms.ea import ea
+from verl_entropy.methods.transforms.entrocraft import entrocraft
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 BUDGET_MS = 10.0
 """Per transform at 6,400 x 512 tokens; a step of an agent run takes minutes."""

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from verl_entropy import cli, presets, registry
+from verl_entropy import cli
 from verl_entropy.commands import explain
+from verl_entropy.config import presets, registry
 
 KEY = re.compile(r"\S*(algorithm|actor_rollout_ref)\.\S+|\S+")
 
@@ -137,7 +138,7 @@ def test_report_diff_and_advise_on_verls_own_log(capsys, tmp_path):
 
 
 def test_a_missing_library_is_named_with_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "verl_entropy.report", None)
+    monkeypatch.setitem(sys.modules, "verl_entropy.runs.report", None)
 
     def absent(args):
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from verl_entropy import cli, compat, fingerprint, matrix
+from verl_entropy import cli
+from verl_entropy.hosts.install import compat, fingerprint, matrix
 
 pytest.importorskip("verl")
 
@@ -45,7 +46,9 @@ def test_every_wrapped_function_of_a_tested_version_has_a_fingerprint():
     table = fingerprint.tested()
     if compat.verl_version() not in table:
         pytest.skip("another version of verl")
-    assert fingerprint.installed() == table[compat.verl_version()], "run python -m verl_entropy.fingerprint, and commit it"
+    assert fingerprint.installed() == table[compat.verl_version()], (
+        "run python -m verl_entropy.hosts.install.fingerprint, and commit it"
+    )
 
 
 def test_a_local_patch_of_verl_is_seen(capsys, monkeypatch):
@@ -100,7 +103,7 @@ def test_a_configuration_is_shown_with_its_risks(capsys):
 
 @pytest.mark.real
 def test_the_plugin_is_active_in_a_ray_worker():
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     found = seams.ray_worker()
     assert found["active"] and found["pid"] != found["driver_pid"], found
@@ -109,7 +112,7 @@ def test_the_plugin_is_active_in_a_ray_worker():
 
 @pytest.mark.real
 def test_without_the_plugin_the_worker_says_so(monkeypatch):
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     found = seams.ray_worker()
@@ -117,7 +120,7 @@ def test_without_the_plugin_the_worker_says_so(monkeypatch):
 
 
 def test_a_ray_that_does_not_answer_is_ended(monkeypatch):
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     found = seams.ray_worker(limit_s=0.2)
     assert not found["active"] and "0 s" in found["error"]
@@ -125,7 +128,7 @@ def test_a_ray_that_does_not_answer_is_ended(monkeypatch):
 
 def test_a_section_that_breaks_is_a_fail_and_the_others_still_run(capsys, monkeypatch):
     """A module that registers gigpo before verl-entropy does may raise in the registration itself."""
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     def clash():
         raise ValueError("Estimator gigpo is registered already by mine.module")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from verl_entropy import memory
+from verl_entropy.config import memory
 
 torch = pytest.importorskip("torch")
 N, V = 512, 1024
@@ -37,7 +37,7 @@ def measure(entropy, dtype, grad):
 
 
 def ours(logits, response, chunk):
-    from verl_entropy.numerics import log_probs_and_entropy
+    from verl_entropy.batch.numerics import log_probs_and_entropy
 
     labels = torch.zeros(response, dtype=torch.long)
     log_probs, entropy = log_probs_and_entropy(logits[torch.arange(response)], labels, chunk_tokens=chunk)
@@ -80,8 +80,8 @@ def test_our_pass_grows_with_the_response_tokens_only():
 
 
 def test_the_chunk_and_the_head_are_those_of_the_code():
-    from verl_entropy import numerics
-    from verl_entropy.seal.head import SealHead
+    from verl_entropy.batch import numerics
+    from verl_entropy.methods.heads.seal_head import SealHead
 
     assert memory.CHUNK_CELLS == numerics.CHUNK_CELLS
     for layers in (1, 3):

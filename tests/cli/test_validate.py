@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from verl_entropy import cli, compose
-from verl_entropy.config import ConfigError
+from verl_entropy import cli
+from verl_entropy.config import compose
+from verl_entropy.config.settings import ConfigError
 
 pytest.importorskip("verl")
 

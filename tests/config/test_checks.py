@@ -5,8 +5,8 @@ import copy
 
 import pytest
 
-from verl_entropy import checks, plan
-from verl_entropy.config import ConfigError
+from verl_entropy.config import checks, plan
+from verl_entropy.config.settings import ConfigError
 
 BASE = {
     "algorithm": {"adv_estimator": "gigpo", "entropy": {"presets": {"gigpo": True, "aem": True}}},

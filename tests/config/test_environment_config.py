@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
-from verl_entropy.config import ConfigError
-from verl_entropy.glue import driver
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.verl_v1 import driver
 
 
 def check(**env):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from verl_entropy import presets, registry
+from verl_entropy.config import presets, registry
 
 pytest.importorskip("verl")
 
@@ -30,7 +30,7 @@ def compose():
 def _prepare(config):
     from omegaconf import open_dict
 
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     with open_dict(config):
         config.actor_rollout_ref.rollout.n = 8
@@ -93,7 +93,7 @@ def test_nothing_chosen_leaves_the_configuration_alone(compose):
 
 
 def _prepare_untouched(config):
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     return driver.prepare(config)
 
@@ -119,7 +119,7 @@ def test_a_transform_is_reachable_as_an_estimator_with_its_base_a_setting(compos
     chosen = _prepare(config)
     assert chosen.base == "rloo" and [t.name for t in chosen.transforms] == [transform]
     assert config.algorithm.adv_estimator == "rloo"
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     again = driver.read_plan(config)  # what the trainer reads in its own process
     assert again.base == "rloo" and [t.name for t in again.transforms] == [transform]
@@ -136,7 +136,7 @@ def test_random_combinations_pass_or_are_refused_with_a_reason(compose):
     """30 random lists of presets: each composes and passes the checks, or is refused because two exclude each other."""
     import random
 
-    from verl_entropy.config import ConfigError
+    from verl_entropy.config.settings import ConfigError
 
     rng, passed = random.Random(0), 0
     for _ in range(30):
@@ -183,8 +183,8 @@ def test_main_ppo_stops_at_start_with_one_message(overrides, says):
     ],
 )
 def test_a_slip_in_a_key_of_ours_is_refused_and_not_taken_for_a_new_key(compose, word, says):
-    from verl_entropy.config import ConfigError
-    from verl_entropy.glue import driver
+    from verl_entropy.config.settings import ConfigError
+    from verl_entropy.hosts.verl_v1 import driver
 
     driver.check_spelling(compose("+entropy=[gigpo,aem,seal,epo]", "+my_section.entropies=3"))
     with pytest.raises(ConfigError, match=says):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import readme
 
-from verl_entropy import cli, presets
+from verl_entropy import cli
+from verl_entropy.config import presets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()

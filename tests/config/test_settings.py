@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from verl_entropy import config, plan, registry
-from verl_entropy.config import ConfigError
+from verl_entropy.config import plan, registry
+from verl_entropy.config import settings as config
+from verl_entropy.config.settings import ConfigError
 
 
 def test_config_needs_neither_torch_nor_verl():
     code = (
-        "import sys; from verl_entropy import config, registry, plan, checks, cli, presets; "
+        "import sys; from verl_entropy import cli; from verl_entropy.config import checks, plan, presets, registry, settings; "
         "print(sorted({'torch', 'verl', 'ray', 'transformers'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

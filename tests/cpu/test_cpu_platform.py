@@ -10,7 +10,7 @@ from verl.plugin.platform import PlatformRegistry, platform_manager
 
 from verl_entropy.cpu import platform, rollout
 from verl_entropy.cpu.launch import cpu_overrides
-from verl_entropy.glue import polling
+from verl_entropy.upstream import polling
 
 
 @pytest.fixture

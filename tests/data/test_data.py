@@ -21,7 +21,9 @@ from verl_entropy.data.expert_turns import Noise, TurnWriter, collect, play, pro
 from verl_entropy.quickstart import build
 
 PROMPT, RESPONSE = build.MAX_PROMPT, build.MAX_RESPONSE
-SETTINGS = [f"data.env.{k}={json.dumps(v) if isinstance(v, bool) else v}" for k, v in build.AGENT.items() if k not in ("name", "kwargs")]
+SETTINGS = [
+    f"data.env.{k}={json.dumps(v) if isinstance(v, bool) else v}" for k, v in build.AGENT.items() if k not in ("name", "kwargs")
+]
 SETTINGS += ["data.env.kwargs.difficulty=tiny", "data.env.kwargs.list_places=false", f"data.max_prompt_length={PROMPT}"]
 SETTINGS += [f"data.max_response_length={RESPONSE}"]
 
@@ -37,7 +39,10 @@ class Corridor:
 
     @classmethod
     def episodes(cls, split, *, count=None, seed=0, **kwargs):
-        rows = [{"seed": 10 * seed + i, "options": {"start": i} if i else {}, "task_type": "walk", "prompt": f"{split} {i}"} for i in range(4)]
+        rows = [
+            {"seed": 10 * seed + i, "options": {"start": i} if i else {}, "task_type": "walk", "prompt": f"{split} {i}"}
+            for i in range(4)
+        ]
         return rows[:count]
 
     def reset(self, *, seed=None, options=None):
@@ -192,10 +197,16 @@ def test_files_of_several_environments_are_one_data_set(tmp_path):
         ([CORRIDOR, "--split", "attic"], "has train, test"),
         (["household", "--split", "train", "--count", "3", "--set", "data.env.max_turn=3"], "Did you mean data.env.max_turns"),
         (["household", "--split", "train", "--count", "3", "--set", "trainer.seed=3"], "expected KEY=VALUE with a key of data."),
-        (["household", "--split", "train", "--set", "data.env.kwargs.foo=1"], "data.env.kwargs={'foo': 1}: environment household"),
+        (
+            ["household", "--split", "train", "--set", "data.env.kwargs.foo=1"],
+            "data.env.kwargs={'foo': 1}: environment household",
+        ),
         ([CORRIDOR, "--split", "train", "--set", "data.env.kwargs.foo=1"], "Its settings: length."),
         ([PLAIN, "--split", "train", "--count", "2", "--set", "data.env.kwargs.foo=1"], "Its settings: none."),
-        (["textworld_express", "--split", "dev", "--recipe", "first_look/textworld_expres=grpo"], "mean first_look/textworld_express=grpo?"),
+        (
+            ["textworld_express", "--split", "dev", "--recipe", "first_look/textworld_expres=grpo"],
+            "mean first_look/textworld_express=grpo?",
+        ),
         (["textworld_express", "--split", "dev", "--recipe", "nope=x"], "with a group of these: aem/alfworld,"),
         (["textworld_express", "--split", "dev", "--recipe", "seal/alfworld"], "mean seal/alfworld=grpo"),
         (["household", "--split", "train", "--count", "3", "--expert"], "--tokenizer: needed by --expert"),
@@ -266,7 +277,9 @@ def silent_texts(prompts):
     return writer, tasks, rows
 
 
-@pytest.mark.parametrize("texts", [lambda: expert_texts(3), lambda: silent_texts(["walk", "", "walk on", "go"])], ids=["household", "silent"])
+@pytest.mark.parametrize(
+    "texts", [lambda: expert_texts(3), lambda: silent_texts(["walk", "", "walk on", "go"])], ids=["household", "silent"]
+)
 def test_the_tokens_are_those_of_the_agent_loop(texts):
     """The real step-wise loop, its server giving the expert's answers: prompts and responses token for token."""
     pytest.importorskip("verl")
@@ -315,7 +328,9 @@ def writer_for(name, **settings):
 
 
 def test_a_replayed_solution_has_its_thought_and_number():
-    rows, failed = collect(writer_for(CORRIDOR, action_format="number"), source.tasks(CORRIDOR, "train", count=2), thought="go {action}")
+    rows, failed = collect(
+        writer_for(CORRIDOR, action_format="number"), source.tasks(CORRIDOR, "train", count=2), thought="go {action}"
+    )
     assert not failed and len(rows) == 6
     assert rows[0]["messages"][-1]["content"] == "<think> go right </think> <action> 2 </action>"
 
@@ -332,7 +347,13 @@ WHOLE = {"action_format": "whole", "show_admissible": False}
 @pytest.mark.parametrize(
     ("name", "needs", "form", "prompt", "answer"),
     [
-        ("search", "bm25s", SEARCH, "one block <search> </search> or <answer>", r"<think> .* </think> <(search|answer)> [^<]+ </\1>"),
+        (
+            "search",
+            "bm25s",
+            SEARCH,
+            "one block <search> </search> or <answer>",
+            r"<think> .* </think> <(search|answer)> [^<]+ </\1>",
+        ),
         ("math", "math_verify", WHOLE, "all of it counts as your action", r"<think> .* </think> \\boxed\{.+\}"),
     ],
 )
@@ -356,7 +377,7 @@ def test_an_episode_whose_goal_is_not_reached_is_left_out(tmp_path, checkpoint, 
 
 
 def test_noise_changes_targets_and_play_separately():
-    from verl_entropy.envs.household import HouseholdEnv
+    from verl_entropy.envs.worlds.household import HouseholdEnv
 
     writer = TurnWriter(build.agent_settings(), build.build_tokenizer(), PROMPT, RESPONSE)
     env = HouseholdEnv(difficulty="tiny", list_places=False)
@@ -378,10 +399,21 @@ def test_the_prompt_builder_is_the_loops(monkeypatch):
     """Every setting of the loop's prompts reaches the data."""
     from verl_entropy.agent.settings import AgentSettings
 
-    odd = {"history_length": 1, "think_tag": "plan", "action_tag": "do", "require_think": False, "system_prompt": "s", "show_admissible": False}
+    odd = {
+        "history_length": 1,
+        "think_tag": "plan",
+        "action_tag": "do",
+        "require_think": False,
+        "system_prompt": "s",
+        "show_admissible": False,
+    }
     messages = prompt_builder(AgentSettings.from_mappings(odd)).messages("t", "o", [("a", "b"), ("c", "d")], ["x"], 3)
     assert messages[0] == {"role": "system", "content": "s"} and "<do>" in messages[1]["content"]
-    assert "plan" not in messages[1]["content"] and "observation: a" not in messages[1]["content"] and "- x" not in messages[1]["content"]
+    assert (
+        "plan" not in messages[1]["content"]
+        and "observation: a" not in messages[1]["content"]
+        and "- x" not in messages[1]["content"]
+    )
 
 
 # ----------------------------------------------------------------------------- SFT
@@ -407,7 +439,9 @@ def test_the_data_set_trains_the_response_only(expert_file, checkpoint, pad_mode
     assert len(item["input_ids"]) == (120 if pad_mode == "right" else len(ids))
 
 
-@pytest.mark.parametrize(("config", "says"), [({"max_length": 20}, "Set data.max_length="), ({"pad_mode": "left"}, "must be one of")])
+@pytest.mark.parametrize(
+    ("config", "says"), [({"max_length": 20}, "Set data.max_length="), ({"pad_mode": "left"}, "must be one of")]
+)
 def test_the_data_set_refuses_what_would_cut_or_pad_wrongly(expert_file, config, says):
     from verl_entropy.data.sft_dataset import TokenDataset
 
@@ -427,7 +461,12 @@ def test_verls_sft_trainer_learns_them(tmp_path, expert_file, checkpoint):
         "data.train_batch_size=32",
         "trainer.total_epochs=3",
         "optim.lr=3e-3",
-        *("trainer.device=cpu", "data.num_workers=0", "model.use_remove_padding=false", "model.enable_gradient_checkpointing=false"),
+        *(
+            "trainer.device=cpu",
+            "data.num_workers=0",
+            "model.use_remove_padding=false",
+            "model.enable_gradient_checkpointing=false",
+        ),
         *("++model.override_config.attn_implementation=sdpa", "engine.use_torch_compile=false", "trainer.save_freq=-1"),
         *(f"++engine.mixed_precision.{part}_dtype=fp32" for part in ("param", "reduce", "buffer")),
         f"hydra.run.dir={tmp_path}/hydra",
@@ -438,7 +477,13 @@ def test_verls_sft_trainer_learns_them(tmp_path, expert_file, checkpoint):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    env = {**os.environ, **single, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": f"{tmp_path}/sft.jsonl", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        **single,
+        "VERL_PLATFORM": "cpu",
+        "VERL_FILE_LOGGER_PATH": f"{tmp_path}/sft.jsonl",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "verl.trainer.sft_trainer", "--config-dir", str(RECIPES), *overrides]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -60,7 +60,7 @@ def test_every_event_has_an_action():
 
 @pytest.mark.parametrize("action", ["none", "warn", "checkpoint", "stop"])
 def test_a_gradient_that_is_not_finite_acts_in_its_own_step(action, capsys):
-    side_module = pytest.importorskip("verl_entropy.glue.diagnostics_side")
+    side_module = pytest.importorskip("verl_entropy.hosts.common.diagnostics_side")
     saved = []
     trainer = SimpleNamespace(
         global_steps=1,

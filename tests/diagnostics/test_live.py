@@ -13,7 +13,7 @@ import pytest
 import torch
 from episodes import Episode, lay_out, make_episodes
 
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import glossary, likelihood, live, predictors, windows
 from verl_entropy.diagnostics.settings import read_live
 

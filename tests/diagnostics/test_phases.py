@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from synthetic_runs import entropy_curve
 
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import simulate
 from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verl_entropy.runfile import RunFileError, RunReader, RunSettings, RunWriter
+from verl_entropy.runs.runfile import RunFileError, RunReader, RunSettings, RunWriter
 
 FAST = RunSettings(flush=False, samples_every=2, join_every=4)
 
@@ -67,7 +67,7 @@ def test_a_writer_goes_on_after_a_kill(tmp_path, cut):
 
 def test_a_killed_process_loses_at_most_the_last_step(tmp_path):
     program = (
-        "import sys; from verl_entropy.runfile import *\n"
+        "import sys; from verl_entropy.runs.runfile import *\n"
         "w = RunWriter(sys.argv[1], RunSettings(samples_every=3, join_every=4))\n"
         "for i in range(1, 10**6):\n"
         "    w.step(i, {'x': i, 'pad': 0.1}, {'e': [i] * 50}, [{'turns': [{'text': 'a' * 999}]}]); print(i, flush=True)\n"

@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 from verl_entropy.diagnostics import sampling
 from verl_entropy.diagnostics.interference import interference_gram
 from verl_entropy.diagnostics.settings import Live
-from verl_entropy.glue.diagnostics_side import sample_columns
+from verl_entropy.hosts.common.diagnostics_side import sample_columns
 
 
 def rows(groups: int = 5, rollouts: int = 4, turns: int = 3) -> tuple[list[str], torch.Tensor]:

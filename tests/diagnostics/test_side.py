@@ -15,13 +15,14 @@ from test_live import context
 pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
-from verl_entropy import checks, plan
-from verl_entropy.config import ConfigError
+from verl_entropy.config import checks, plan
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import live
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import Live, read_live
-from verl_entropy.glue import diagnostics_side, driver, state
-from verl_entropy.runfile import RunReader
+from verl_entropy.hosts.common import diagnostics_side, state
+from verl_entropy.hosts.verl_v1 import driver
+from verl_entropy.runs.runfile import RunReader
 
 P = live.PREFIX
 

@@ -30,7 +30,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf, open_dict
 
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
@@ -231,7 +231,7 @@ def scenario(name: str, model: str, folder: Path) -> dict:
 
 def stripped(strategy: str, model: str, folder: Path, checkpoint: str) -> dict:
     """Load what strip-head makes of the saved checkpoint into the engine without settings of ours, and go on training."""
-    from verl_entropy.checkpoint import strip_head
+    from verl_entropy.tools.checkpoint import strip_head
 
     step = folder / f"global_step_1-{strategy}"
     if torch.distributed.get_rank() == 0:

@@ -20,7 +20,7 @@ def compose_config(presets: str):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     overrides = [
         f"+entropy=[{presets}]",
@@ -61,7 +61,8 @@ def advantages(config, engine, data, run):
     from verl.trainer.ppo.v1 import trainer_base
     from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-    from verl_entropy.glue import queue, trainer
+    from verl_entropy.hosts.verl_v1 import trainer
+    from verl_entropy.upstream import queue
 
     with engine.eval_mode():
         output = {k: v.cpu() for k, v in engine.infer_batch(data.clone())["model_output"].items()}
@@ -100,7 +101,8 @@ def run_preset(spec: str, model: str) -> dict:
     from verl.utils import tensordict_utils as tu
     from verl.utils.config import omega_conf_to_dataclass
 
-    from verl_entropy.glue import driver, state
+    from verl_entropy.hosts.common import state
+    from verl_entropy.hosts.verl_v1 import driver
 
     presets, _, budget = spec.partition(":")
     config = compose_config(presets)

@@ -11,7 +11,7 @@ import verl.utils.distributed as distributed
 from engine_rank import RESPONSE, actor_config, batch, build
 from verl.utils import tensordict_utils as tu
 
-from verl_entropy.glue.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
+from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
 
 NUM = 3
 TEMPERATURE = 0.8

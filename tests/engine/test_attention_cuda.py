@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import CUDA
 
-from verl_entropy import attention
+from verl_entropy.upstream import varlen as attention
 
 pytestmark = pytest.mark.skipif(not CUDA, reason="needs a GPU and VERL_ENTROPY_TEST_DEVICE=cuda")
 

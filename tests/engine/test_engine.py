@@ -146,7 +146,7 @@ def test_strip_head_gives_a_checkpoint_for_stock_verl(ranks, strategy):
 
 
 def test_strip_head_never_overwrites_and_says_what_is_wrong(two, two_folder, tmp_path):
-    from verl_entropy.checkpoint import CheckpointError, strip_head
+    from verl_entropy.tools.checkpoint import CheckpointError, strip_head
 
     source = two_folder / "global_step_1-fsdp2"
     with pytest.raises(CheckpointError, match="exists already"):

@@ -8,7 +8,7 @@ import random
 import pytest
 from ranks import run_ranks
 
-from verl_entropy import presets, registry
+from verl_entropy.config import presets, registry
 
 NAMES = presets.preset_names()
 METHODS = sorted({a.name for a in registry.ALGORITHMS})

@@ -9,9 +9,9 @@ import torch
 from ranks import need_ranks, run_ranks
 
 from verl_entropy import cli
-from verl_entropy.config import ConfigError
-from verl_entropy.glue import state
-from verl_entropy.reshard import KINDS, ReshardError, reshard, shard_path
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.common import state
+from verl_entropy.tools.reshard import KINDS, ReshardError, reshard, shard_path
 
 STRATEGIES = ("fsdp", "fsdp2")
 

@@ -32,7 +32,7 @@ from verl_entropy import envs
 from verl_entropy.agent.environment import StepResult, how_to_run, read_reset, read_step
 from verl_entropy.agent.pool import EnvironmentFailure, EnvPool
 from verl_entropy.agent.prompts import PromptBuilder
-from verl_entropy.envs.jvm import find_java
+from verl_entropy.envs.simulators.jvm import find_java
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
@@ -260,7 +260,9 @@ def check_determinism(spec: Spec, environment: Any) -> None:
             first = trace(environment, row, actions)
             assert first == trace(fresh, row, actions) == trace(fresh, row, actions)
             assert len(first) > 1 and first[0][0].strip()
-        assert trace(environment, rows[0], ["look around"]) != trace(environment, rows[1], ["look around"]), "two rows look the same"
+        assert trace(environment, rows[0], ["look around"]) != trace(environment, rows[1], ["look around"]), (
+            "two rows look the same"
+        )
     finally:
         fresh.close()
         fresh.close()  # closing twice is allowed

@@ -9,7 +9,7 @@ import pytest
 from specs.alfworld import missing
 
 from verl_entropy import envs
-from verl_entropy.envs import alfworld_games
+from verl_entropy.envs.simulators import alfworld_games
 
 needs_alfworld = pytest.mark.skipif(bool(missing()), reason=f"alfworld: {missing()}")
 
@@ -18,7 +18,7 @@ needs_alfworld = pytest.mark.skipif(bool(missing()), reason=f"alfworld: {missing
 def test_drawn_problems_keep_to_their_scenes_and_tasks():
     import alfworld.gen.constants as constants
 
-    from verl_entropy.envs.alfworld_scenes import TASK_TYPES, draw
+    from verl_entropy.envs.simulators.alfworld_scenes import TASK_TYPES, draw
 
     scenes = {split: set() for split in ("train", "seen", "unseen")}
     for split, seen in scenes.items():
@@ -41,7 +41,7 @@ def test_drawn_problems_keep_to_their_scenes_and_tasks():
 
 @needs_alfworld
 def test_rows_name_their_split_and_every_task_type():
-    from verl_entropy.envs.alfworld import AlfworldEnv
+    from verl_entropy.envs.simulators.alfworld import AlfworldEnv
 
     rows = AlfworldEnv.episodes("unseen", source="generated")
     assert len(rows) == 6 * alfworld_games.GAMES_PER_TYPE["unseen"]

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from verl_entropy.envs import appworld, make
+from verl_entropy.envs import make
+from verl_entropy.envs.simulators import appworld
 
 
 class Supervisor:

@@ -4,8 +4,8 @@
 import pytest
 
 from verl_entropy import envs
-from verl_entropy.envs.household import DIFFICULTIES, SPLITS, TASK_TYPES, HouseholdEnv, HouseholdExpert
-from verl_entropy.envs.household_world import possible_tasks
+from verl_entropy.envs.worlds.household import DIFFICULTIES, SPLITS, TASK_TYPES, HouseholdEnv, HouseholdExpert
+from verl_entropy.envs.worlds.household_world import possible_tasks
 
 CASES = [(d, s, t) for d in DIFFICULTIES for s in SPLITS for t in possible_tasks(d)]
 
@@ -116,7 +116,7 @@ def test_make_says_what_is_wrong(name, says):
 
 def test_make_builds_by_name_and_by_path():
     assert isinstance(envs.make("household", difficulty="easy"), HouseholdEnv)
-    assert isinstance(envs.make("verl_entropy.envs.household:HouseholdEnv"), HouseholdEnv)
+    assert isinstance(envs.make("verl_entropy.envs.worlds.household:HouseholdEnv"), HouseholdEnv)
 
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)

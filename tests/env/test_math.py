@@ -11,9 +11,9 @@ pytest.importorskip("math_verify")
 from verl_entropy.agent.episode import EpisodeRunner
 from verl_entropy.agent.pool import EnvPool
 from verl_entropy.agent.settings import AgentSettings
-from verl_entropy.envs import math_verifier
-from verl_entropy.envs.math import MathEnv, compute_score, last_boxed
-from verl_entropy.envs.math_problems import SIZES, SPLITS, problems
+from verl_entropy.envs.worlds import math_verifier
+from verl_entropy.envs.worlds.math import MathEnv, compute_score, last_boxed
+from verl_entropy.envs.worlds.math_problems import SIZES, SPLITS, problems
 
 
 @pytest.mark.parametrize(

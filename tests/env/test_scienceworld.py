@@ -10,7 +10,8 @@ from conformance import leftovers, package_and_java, simulators
 
 from verl_entropy import envs
 from verl_entropy.agent.pool import EnvironmentFailure, EnvPool
-from verl_entropy.envs import cache, jvm
+from verl_entropy.envs import cache
+from verl_entropy.envs.simulators import jvm
 
 reason = package_and_java("scienceworld")
 needs_scienceworld = pytest.mark.skipif(bool(reason), reason=f"scienceworld: {reason}")
@@ -28,7 +29,7 @@ def environment():
 
 @needs_scienceworld
 def test_splits_are_the_packages_own():
-    from verl_entropy.envs.scienceworld import ScienceWorldEnv, variations
+    from verl_entropy.envs.simulators.scienceworld import ScienceWorldEnv, variations
 
     counts = {fold: sum(len(task[fold]) for task in variations().values()) for fold in ("train", "dev", "test")}
     assert counts == {"train": 3592, "dev": 1796, "test": 1819} and len(variations()) == 30
@@ -45,7 +46,7 @@ def test_splits_are_the_packages_own():
 
 @needs_scienceworld
 def test_a_split_in_the_options_is_that_episodes(environment):
-    from verl_entropy.envs.scienceworld import variations
+    from verl_entropy.envs.simulators.scienceworld import variations
 
     for seed in range(3):
         _, info = environment.reset(seed=seed, options={"split": "ood"})

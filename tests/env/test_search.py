@@ -17,10 +17,10 @@ from verl_entropy.agent.parsing import format_response, parse_response
 from verl_entropy.agent.pool import EnvPool
 from verl_entropy.agent.prompts import PromptBuilder
 from verl_entropy.agent.settings import AgentSettings
-from verl_entropy.envs import search_retriever
-from verl_entropy.envs.search import SearchEnv, exact_match, f1_score, parse_action
-from verl_entropy.envs.search_corpus import SPLITS, world
-from verl_entropy.envs.search_retriever import HttpRetriever, RetrieverError
+from verl_entropy.envs.worlds import search_retriever
+from verl_entropy.envs.worlds.search import SearchEnv, exact_match, f1_score, parse_action
+from verl_entropy.envs.worlds.search_corpus import SPLITS, world
+from verl_entropy.envs.worlds.search_retriever import HttpRetriever, RetrieverError
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_bad_line_is_named(tmp_path, lines, says):
 
 
 def test_bad_elements_are_left_out_counted_and_named_once(tmp_path, caplog, server):
-    from verl_entropy.envs import search
+    from verl_entropy.envs.worlds import search
 
     file = tmp_path / "q.jsonl"
     good = ['{"question": "a", "answer": ["&", "b", "The"]}', '{"question": "c", "answer": ["!", "d"]}']

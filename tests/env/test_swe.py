@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from verl_entropy.agent.parsing import MAX_ACTION_CHARS, format_response, parse_response
-from verl_entropy.envs.swe import SweEnv, format_edit
-from verl_entropy.envs.swe_runner import LocalRunner, RunnerError, SandboxFusionRunner, TestReport, make_runner
-from verl_entropy.envs.swe_tasks import SPLITS, Edit, repairs
+from verl_entropy.envs.worlds.swe import SweEnv, format_edit
+from verl_entropy.envs.worlds.swe_runner import LocalRunner, RunnerError, SandboxFusionRunner, TestReport, make_runner
+from verl_entropy.envs.worlds.swe_tasks import SPLITS, Edit, repairs
 
-TEST = "import unittest\nfrom code_ import f\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(), 1)\n"
+TEST = (
+    "import unittest\nfrom code_ import f\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(), 1)\n"
+)
 GOOD = "tests.test_f.T.test_f"
 
 

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from verl_entropy.envs import make, webshop
+from verl_entropy.envs import make
+from verl_entropy.envs.simulators import webshop
 
 GOALS = 1600
 
@@ -17,9 +18,7 @@ MADE = []
 
 class Server:
     def __init__(self):
-        self.goals = [
-            {"instruction_text": f"goal {i} below {random.random():.6f}", "category": "toys"} for i in range(GOALS)
-        ]
+        self.goals = [{"instruction_text": f"goal {i} below {random.random():.6f}", "category": "toys"} for i in range(GOALS)]
         self.user_sessions = {}
 
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from verl_entropy.envs.webshop_like import PER_PAGE, WebShopLikeEnv, score
-from verl_entropy.envs.webshop_like_catalogue import DEPARTMENTS, SPLITS, catalogue
 from verl_entropy.envs.webshop_rules import parse_action, task_score
+from verl_entropy.envs.worlds.webshop_like import PER_PAGE, WebShopLikeEnv, score
+from verl_entropy.envs.worlds.webshop_like_catalogue import DEPARTMENTS, SPLITS, catalogue
 
 SHOP = catalogue(1000, 0)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from host import describe
 
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 PLACES = ("kitchen", "garden", "office", "cellar", "library", "harbour", "station", "workshop")
 THINGS = ("key", "lamp", "book", "cup", "rope", "map", "coin", "apple")

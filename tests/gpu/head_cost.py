@@ -110,7 +110,7 @@ class Updates:
         import engine_rank
         from verl.workers import engine_workers
 
-        from verl_entropy.glue import loss
+        from verl_entropy.hosts.verl_v1 import loss
 
         self.data, self.ppo_loss = data, engine_workers.ppo_loss
         bf16 = "++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
@@ -214,8 +214,8 @@ def stages(hidden_size: int, positions, total: int) -> list[dict]:
     """Parts of a head alone, in bf16 as FSDP hands it to the forward: launches, time on the device, and time from idle to idle."""
     import torch
 
-    from verl_entropy.seal.head import SealHead
-    from verl_entropy.seal.loss import seal_loss, seal_parts
+    from verl_entropy.methods.heads.seal_head import SealHead
+    from verl_entropy.methods.heads.seal_loss import seal_loss, seal_parts
 
     device = positions.device
     head = SealHead(hidden_size, device=device, dtype=torch.bfloat16).train()

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from verl_entropy.config import lookup
+from verl_entropy.config.settings import lookup
 from verl_entropy.diagnostics.live import OTHER_POLICY, POLICY_GAP
 from verl_entropy.diagnostics.simulate import classify
-from verl_entropy.report.plot import COLORS, STYLES, plain, png, style
-from verl_entropy.report.runs import ENTROPY, Group, P, Run, differing, load_readable, thin
-from verl_entropy.report.success import series as success_series
-from verl_entropy.runfile import STEPS
+from verl_entropy.runs.report.plot import COLORS, STYLES, plain, png, style
+from verl_entropy.runs.report.runs import ENTROPY, Group, P, Run, differing, load_readable, thin
+from verl_entropy.runs.report.success import series as success_series
+from verl_entropy.runs.runfile import STEPS
 
 ENDS = 10
 """Steps at the start and at the end whose mean is a run's first and last value; half of a run that is shorter than both."""

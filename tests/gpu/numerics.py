@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from host import describe
 
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 HIDDEN = 1536
 """Of Qwen2.5-1.5B."""

@@ -29,7 +29,7 @@ import torch
 from host import describe
 from make_model import MODELS
 
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 HEAD_TIMEOUT = 240
 """Seconds; four times what it takes."""

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from verl_entropy.numerics import aggregate, log_probs_and_entropy
-from verl_entropy.regularizers.epo import epo_hinge, epo_indicator, epo_regularizer
+from verl_entropy.batch.numerics import aggregate, log_probs_and_entropy
+from verl_entropy.methods.regularizers.epo import epo_hinge, epo_indicator, epo_regularizer
 
 CORRIDOR = {"smooth_coeff": 0.1, "kappa_low": 0.8, "kappa_high": 1.2}
 

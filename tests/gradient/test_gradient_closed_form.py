@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_entropy.controllers import TargetEntropyController
+from verl_entropy.batch.numerics import aggregate
+from verl_entropy.batch.turns import build_turns
 from verl_entropy.diagnostics import predictors
-from verl_entropy.losses.clip import ppo_clip
-from verl_entropy.numerics import aggregate
-from verl_entropy.regularizers.entropy_bonus import entropy_bonus
-from verl_entropy.transforms.clip_v import vocab_centre
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
-from verl_entropy.turns import build_turns
+from verl_entropy.methods.controllers import TargetEntropyController
+from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
+from verl_entropy.methods.transforms.clip_v import vocab_centre
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 PROBABILITIES = [[0.5, 0.25, 0.125, 0.125], [0.125, 0.625, 0.125, 0.125], [0.25, 0.25, 0.375, 0.125]]
 STEP = 1e-4

@@ -9,19 +9,19 @@ import pytest
 import torch
 from math_batches import random_batch
 
-from verl_entropy.losses.aepo import aepo as aepo_loss
-from verl_entropy.losses.clip import ppo_clip
-from verl_entropy.losses.steer import steer
-from verl_entropy.numerics import log_probs_and_entropy
-from verl_entropy.regularizers.entropy_bonus import entropy_bonus
-from verl_entropy.regularizers.siren import nucleus_entropy, peak_mask, siren_surrogate
-from verl_entropy.transforms.aepo import aepo
-from verl_entropy.transforms.clip_b import clip_b
-from verl_entropy.transforms.clip_v import clip_v
-from verl_entropy.transforms.ea import ea
-from verl_entropy.transforms.entrocraft import entrocraft, entrocraft_switch
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
+from verl_entropy.batch.numerics import log_probs_and_entropy
+from verl_entropy.methods.losses.aepo import aepo as aepo_loss
+from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.losses.steer import steer
+from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
+from verl_entropy.methods.regularizers.siren import nucleus_entropy, peak_mask, siren_surrogate
+from verl_entropy.methods.transforms.aepo import aepo
+from verl_entropy.methods.transforms.clip_b import clip_b
+from verl_entropy.methods.transforms.clip_v import clip_v
+from verl_entropy.methods.transforms.ea import ea
+from verl_entropy.methods.transforms.entrocraft import entrocraft, entrocraft_switch
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 LAYOUTS = pytest.mark.parametrize("one_row", [False, True], ids=["step-wise", "one-row"])
 

@@ -10,10 +10,10 @@ from math_batches import fixture_f, random_batch
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.losses.clip import ppo_clip
-from verl_entropy.losses.gspo import gspo
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.losses.gspo import gspo
 
 
 def actor(**settings):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes
 
-from verl_entropy.numerics import AGGREGATIONS, aggregate
-from verl_entropy.seal.loss import mixed_group_weight, seal_loss, success_label
-from verl_entropy.turns import nested_token_weight
+from verl_entropy.batch.numerics import AGGREGATIONS, aggregate
+from verl_entropy.batch.turns import nested_token_weight
+from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, success_label
 
 
 def split(rows: int, ranks: int, micro: int, seed: int) -> list[list[torch.Tensor]]:

@@ -11,23 +11,23 @@ import torch
 from math_batches import Batch, random_batch, subset
 from torch.testing import assert_close
 
+from verl_entropy.batch.numerics import aggregate
 from verl_entropy.diagnostics import predictors
 from verl_entropy.diagnostics.windows import windows_by_token, windows_by_turn
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.losses.aepo import aepo as aepo_loss
-from verl_entropy.losses.clip import ppo_clip
-from verl_entropy.losses.gspo import gspo
-from verl_entropy.losses.steer import steer, steer_omega, steer_range
-from verl_entropy.numerics import aggregate
-from verl_entropy.regularizers.entropy_bonus import entropy_bonus
-from verl_entropy.regularizers.siren import masked_row_mean, peak_mask, siren_surrogate
-from verl_entropy.transforms.aepo import aepo
-from verl_entropy.transforms.clip_b import clip_b
-from verl_entropy.transforms.clip_v import clip_v
-from verl_entropy.transforms.ea import ea
-from verl_entropy.transforms.entrocraft import entrocraft
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.losses.aepo import aepo as aepo_loss
+from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.losses.gspo import gspo
+from verl_entropy.methods.losses.steer import steer, steer_omega, steer_range
+from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
+from verl_entropy.methods.regularizers.siren import masked_row_mean, peak_mask, siren_surrogate
+from verl_entropy.methods.transforms.aepo import aepo
+from verl_entropy.methods.transforms.clip_b import clip_b
+from verl_entropy.methods.transforms.clip_v import clip_v
+from verl_entropy.methods.transforms.ea import ea
+from verl_entropy.methods.transforms.entrocraft import entrocraft
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 TRANSFORMS = {
     "repo_r": lambda b: repo_r(b.advantages_RT, b.turns, b.log_prob_RT, b.entropy_RT, zeta=0.2),

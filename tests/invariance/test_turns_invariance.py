@@ -5,12 +5,12 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes
 
-from verl_entropy.estimators.gigpo import gigpo
-from verl_entropy.estimators.loop import loop
-from verl_entropy.regularizers.epo import TurnEntropyHistory, epo_regularizer
-from verl_entropy.seal.loss import mixed_group_weight, seal_loss, success_label
-from verl_entropy.transforms.aem import aem
-from verl_entropy.turns import nested_token_weight
+from verl_entropy.batch.turns import nested_token_weight
+from verl_entropy.methods.estimators.gigpo import gigpo
+from verl_entropy.methods.estimators.loop import loop
+from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, success_label
+from verl_entropy.methods.regularizers.epo import TurnEntropyHistory, epo_regularizer
+from verl_entropy.methods.transforms.aem import aem
 
 SEEDS = range(4)
 

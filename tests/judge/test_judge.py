@@ -10,10 +10,10 @@ import pytest
 from judge_server import Server, completion, scored
 
 from verl_entropy.cli import main
-from verl_entropy.judge import Client, Endpoint, JudgeError, estimate, judge, prompt, read_results, tasks
-from verl_entropy.judge.results import RESULTS, trajectory_text
-from verl_entropy.report import build_report
-from verl_entropy.runfile import RunFileError, RunSettings, RunWriter
+from verl_entropy.runs.judge import Client, Endpoint, JudgeError, estimate, judge, prompt, read_results, tasks
+from verl_entropy.runs.judge.results import RESULTS, trajectory_text
+from verl_entropy.runs.report import build_report
+from verl_entropy.runs.runfile import RunFileError, RunSettings, RunWriter
 
 KEY = "sk-very-secret-0123456789"
 TEXTS = (
@@ -84,7 +84,7 @@ def test_the_text_cannot_close_its_frame():
     for _ in range(3):
         server = Server(lambda n, r: scored(1))
         try:
-            from verl_entropy.judge.work import Task, _ask, _Usage
+            from verl_entropy.runs.judge.work import Task, _ask, _Usage
 
             _ask(client_of(server), Task(1, 0, "text", "d"), _Usage())
             content = server.requests[0]["body"]["messages"][1]["content"]

@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from verl_entropy import kernels
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch import kernels
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 

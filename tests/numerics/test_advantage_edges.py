@@ -8,13 +8,13 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes, scored
 
-from verl_entropy.estimators.gigpo import anchor_groups, gigpo
-from verl_entropy.estimators.loop import loop
-from verl_entropy.numerics import AGGREGATIONS, aggregate, masked_mean
-from verl_entropy.regularizers.epo import epo_beta, epo_regularizer, epo_released_weight
-from verl_entropy.seal.loss import mixed_group_weight, seal_loss, seal_parts, success_label
-from verl_entropy.transforms.aem import aem, aem_weights, sign_mask
-from verl_entropy.turns import build_turns, nested_token_weight
+from verl_entropy.batch.numerics import AGGREGATIONS, aggregate, masked_mean
+from verl_entropy.batch.turns import build_turns, nested_token_weight
+from verl_entropy.methods.estimators.gigpo import anchor_groups, gigpo
+from verl_entropy.methods.estimators.loop import loop
+from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, seal_parts, success_label
+from verl_entropy.methods.regularizers.epo import epo_beta, epo_regularizer, epo_released_weight
+from verl_entropy.methods.transforms.aem import aem, aem_weights, sign_mask
 
 ANCHOR = {"anchor": "s", "reward": 1.0}
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen2MoeConfig  # noqa: E402
 
-from verl_entropy import attention  # noqa: E402
+from verl_entropy.upstream import varlen as attention  # noqa: E402
 
 LENGTHS = (5, 1, 9, 3)
 SIZES = {
@@ -203,7 +203,7 @@ def test_the_installed_torch_takes_the_call(groups, window):
 
 
 def test_a_taken_name_stays(monkeypatch, capsys):
-    from verl_entropy.glue import attention as glue
+    from verl_entropy.upstream import varlen_hooks as glue
 
     monkeypatch.setattr(attention, "register", lambda: pytest.fail("registered over it"))
     glue.register(types.SimpleNamespace(ALL_ATTENTION_FUNCTIONS={"varlen": by_row}))

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from verl_entropy.numerics import log_probs_and_entropy
+from verl_entropy.batch.numerics import log_probs_and_entropy
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from episodes import scored
 
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.losses.steer import steer_weights
-from verl_entropy.transforms.aem import aem_weights
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.losses.steer import steer_weights
+from verl_entropy.methods.transforms.aem import aem_weights
 
 
 @pytest.mark.parametrize("noise", [1.2e-7, 1.9e-6])

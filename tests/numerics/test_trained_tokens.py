@@ -8,16 +8,17 @@ import pytest
 import torch
 
 pytest.importorskip("verl")
-from verl_entropy import config, plan
-from verl_entropy.estimators.equal_returns import zero_equal_returns
-from verl_entropy.glue import advantage_side, methods_state
-from verl_entropy.glue.context import AdvantageContext
-from verl_entropy.transforms.aem import aem, sign_mask
-from verl_entropy.transforms.clip_b import clip_b
-from verl_entropy.transforms.clip_v import clip_v
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
-from verl_entropy.turns import build_turns, padded
+from verl_entropy.batch.turns import build_turns, padded
+from verl_entropy.config import plan
+from verl_entropy.config import settings as config
+from verl_entropy.hosts.common import advantage_side, methods_state
+from verl_entropy.hosts.common.context import AdvantageContext
+from verl_entropy.methods.estimators.equal_returns import zero_equal_returns
+from verl_entropy.methods.transforms.aem import aem, sign_mask
+from verl_entropy.methods.transforms.clip_b import clip_b
+from verl_entropy.methods.transforms.clip_v import clip_v
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 
 def turns_of(mask, group=None, score=None, spans=None):

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from verl_entropy.turns import Packed, build_turns
+from verl_entropy.batch.turns import Packed, build_turns
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
 ROWS = {

@@ -5,9 +5,9 @@ import pytest
 import torch
 from episodes import two_rows
 
-from verl_entropy.numerics import log_probs_and_entropy
-from verl_entropy.transforms.aem import aem, aem_weights
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.numerics import log_probs_and_entropy
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.methods.transforms.aem import aem, aem_weights
 
 ENTROPY = torch.tensor([[0.2, 0.4, 9.0], [1.0, 0.8, 0.6], [1.5, 9.0, 9.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])

@@ -5,14 +5,8 @@ import pytest
 import torch
 from episodes import two_rows
 
-from verl_entropy.numerics import aggregate
-from verl_entropy.regularizers.epo import (
-    epo_beta,
-    epo_hinge,
-    epo_indicator,
-    epo_regularizer,
-    epo_released_weight,
-)
+from verl_entropy.batch.numerics import aggregate
+from verl_entropy.methods.regularizers.epo import epo_beta, epo_hinge, epo_indicator, epo_regularizer, epo_released_weight
 
 CORRIDOR = {"smooth_coeff": 0.1, "kappa_low": 0.8, "kappa_high": 1.2}
 HBAR = 0.9

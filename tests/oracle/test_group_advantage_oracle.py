@@ -5,8 +5,8 @@ import pytest
 import torch
 from episodes import scored
 
-from verl_entropy.estimators.gigpo import episode_advantage, gigpo, step_returns
-from verl_entropy.estimators.loop import loop
+from verl_entropy.methods.estimators.gigpo import episode_advantage, gigpo, step_returns
+from verl_entropy.methods.estimators.loop import loop
 
 TWO = [("a", 1), ("a", 0)]
 FOUR = [("a", 1), ("a", 1), ("a", 0), ("a", 1)]

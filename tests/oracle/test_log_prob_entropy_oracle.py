@@ -5,7 +5,7 @@ import pytest
 import torch
 from episodes import two_rows
 
-from verl_entropy.numerics import aggregate, log_probs_and_entropy, masked_mean
+from verl_entropy.batch.numerics import aggregate, log_probs_and_entropy, masked_mean
 
 LOG_PROB = [-0.440190, -1.667224, -0.139206, -0.493812, -1.386294]
 ENTROPY = [0.947537, 1.355994, 0.529061, 1.048705, 1.386294]

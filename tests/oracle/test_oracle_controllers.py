@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from verl_entropy.controllers import TargetEntropyController
+from verl_entropy.methods.controllers import TargetEntropyController
 
 REPO_R = {"value": 1e-3, "low": 1e-5, "high": 1e-1}
 REPO_D = {"value": 1e-3, "low": 1e-3, "high": 10.0}

@@ -11,12 +11,12 @@ import torch
 from math_batches import fixture_f
 from torch.testing import assert_close
 
+from verl_entropy.batch.turns import build_turns
 from verl_entropy.diagnostics import interference as lemma
 from verl_entropy.diagnostics import predictors, text
 from verl_entropy.diagnostics.likelihood import likelihood_by_class, trajectory_log_prob
 from verl_entropy.diagnostics.representation import auc, linear_probe_auc, mean_representation, representation_similarity
 from verl_entropy.diagnostics.windows import CumulativeEntropy, windows_by_token, windows_by_turn
-from verl_entropy.turns import build_turns
 
 TOLERANCE = {"atol": 1e-6, "rtol": 0.0}
 HIDDEN = torch.tensor([[[1.0, 0], [0, 1], [1, 1]], [[1, 0], [0, 2], [9, 9]]])

@@ -11,7 +11,7 @@ import torch
 from math_batches import fixture_f
 from torch.testing import assert_close
 
-from verl_entropy.regularizers.siren import (
+from verl_entropy.methods.regularizers.siren import (
     SirenAnchor,
     masked_row_mean,
     nucleus_entropy,

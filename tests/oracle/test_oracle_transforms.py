@@ -10,15 +10,15 @@ import torch
 from math_batches import fixture_f
 from torch.testing import assert_close
 
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.transforms.aepo import aepo
-from verl_entropy.transforms.clip_b import clip_b, discriminator
-from verl_entropy.transforms.clip_v import clip_v, vocab_centre
-from verl_entropy.transforms.ea import ea
-from verl_entropy.transforms.entrocraft import entrocraft, entrocraft_switch, entropy_range
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.transforms.aepo import aepo
+from verl_entropy.methods.transforms.clip_b import clip_b, discriminator
+from verl_entropy.methods.transforms.clip_v import clip_v, vocab_centre
+from verl_entropy.methods.transforms.ea import ea
+from verl_entropy.methods.transforms.entrocraft import entrocraft, entrocraft_switch, entropy_range
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 TOLERANCE = {"atol": 1e-6, "rtol": 0.0}
 PAD = 0.0

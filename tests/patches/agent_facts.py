@@ -29,7 +29,7 @@ from verl import DataProto
 from verl.trainer.ppo import core_algos, ray_trainer
 from verl.workers.actor import dp_actor
 
-from verl_entropy import patched
+from verl_entropy.hosts.install import patched
 
 # verl-agent logs the device's memory around each pass; the CPU has no such counters.
 torch.cpu.memory_allocated = torch.cpu.memory_reserved = lambda: 0

@@ -8,11 +8,11 @@ import pytest
 import torch
 from patch_tools import SERIES, apply_sh, git
 
-from verl_entropy import patched
-from verl_entropy.config import ConfigError
-from verl_entropy.estimators.loop import loop
-from verl_entropy.transforms.aem import aem
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.install import patched
+from verl_entropy.methods.estimators.loop import loop
+from verl_entropy.methods.transforms.aem import aem
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1 import utils as v1_utils
 from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils import losses
 
-from verl_entropy import patched
+from verl_entropy.hosts.install import patched
 
 STOCK = Path(sys.argv[1])
 ROWS, PROMPT = 8, 3

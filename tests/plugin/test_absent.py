@@ -110,8 +110,8 @@ def test_another_hydra_application_and_our_own_reading_are_left_alone():
         "import sys\nfrom hydra import compose, initialize_config_module\n"
         "from hydra._internal.config_loader_impl import ConfigLoaderImpl as Loader\nbefore = Loader.load_configuration\n"
         "with initialize_config_module('hydra.conf', version_base=None): compose(overrides=['+algorithm.entropy.x=1'])\n"
-        "print(Loader.load_configuration is before, 'verl_entropy.absent' in sys.modules)\n"
-        "import verl\nfrom verl_entropy.compose import compose as ours\n"
+        "print(Loader.load_configuration is before, 'verl_entropy.hosts.install.absent' in sys.modules)\n"
+        "import verl\nfrom verl_entropy.config.compose import compose as ours\n"
         "print(ours(['aem']).algorithm.entropy.presets)"
     )
     out = run("-c", code, VERL_USE_EXTERNAL_PLUGINS="none")
@@ -121,7 +121,7 @@ def test_another_hydra_application_and_our_own_reading_are_left_alone():
 @pytest.mark.slow
 def test_a_training_worker_without_the_plugin_refuses_its_configuration():
     code = (
-        "import verl, verl.workers.engine_workers\nfrom verl_entropy.glue.configs import EntropyFSDPActorConfig\n"
+        "import verl, verl.workers.engine_workers\nfrom verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig\n"
         "try:\n    EntropyFSDPActorConfig(strategy='fsdp', ppo_micro_batch_size_per_gpu=1, rollout_n=1)\n"
         "except RuntimeError as error:\n    print(error)"
     )

@@ -19,13 +19,14 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from verl_entropy import plan
-from verl_entropy.config import ConfigError
+from verl_entropy.config import plan
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
-from verl_entropy.glue import advantage_side, diagnostics_side, driver, engine, loss, loss_side, state, trainer
-from verl_entropy.glue.context import LossContext
-from verl_entropy.glue.predicting import Predicting
-from verl_entropy.glue.trainer_keys import NUM_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
+from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
+from verl_entropy.hosts.common.context import LossContext
+from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
+from verl_entropy.hosts.verl_v1 import driver, engine, loss, trainer
+from verl_entropy.hosts.verl_v1.predicting import Predicting
 
 
 def jagged(*rows):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from verl_entropy import hooks
+from verl_entropy.hosts.install import hooks
 
 _NUMBER = iter(range(1000))
 

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from verl_entropy import activate, compat, hooks
+from verl_entropy.hosts.install import activate, compat, hooks
 
 
 def run(code, **env):
@@ -29,7 +29,7 @@ def test_import_verl_does_not_pull_in_the_trainer():
     pytest.importorskip("verl")
     code = (
         "import sys, verl; from verl_entropy import activate; "
-        "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.glue.eng'))])"
+        "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_v1.eng'))])"
     )
     out = run(code)
     assert out.stdout.strip() == "True []", out.stdout + out.stderr[-2000:]
@@ -78,7 +78,7 @@ def test_install_twice_changes_nothing(monkeypatch):
 
 def test_a_taken_name_is_not_overwritten(capsys):
     pytest.importorskip("torch")
-    from verl_entropy.glue import registration
+    from verl_entropy.hosts.verl_v1 import registration
 
     def theirs():
         pass
@@ -121,7 +121,7 @@ def test_no_trainer_of_verl_overrides_a_seam(mode):
 
 def test_every_piece_that_waits_for_a_module_is_there():
     pytest.importorskip("verl")
-    from verl_entropy.glue import wiring
+    from verl_entropy.hosts.verl_v1 import wiring
 
     for names in wiring.PIECES.values():
         assert names and all(callable(wiring.piece(name)) for name in names)

@@ -35,7 +35,7 @@ class Store:
 
 
 def wrapped(**fields) -> tuple[Store, types.SimpleNamespace]:
-    from verl_entropy.glue import queue
+    from verl_entropy.upstream import queue
 
     store = Store(**fields)
     module = types.SimpleNamespace(kv_batch_get=store.kv_batch_get, kv_batch_put=store.kv_batch_put)
@@ -44,7 +44,7 @@ def wrapped(**fields) -> tuple[Store, types.SimpleNamespace]:
 
 
 def test_one_read_and_one_write_serve_both():
-    from verl_entropy.glue import queue
+    from verl_entropy.upstream import queue
 
     store, tq = wrapped(
         uid=NonTensorStack("a", "a", "b"), mask=nested(), extra=NonTensorStack({}, {}, {"x": 1}), entropy=nested()
@@ -68,7 +68,7 @@ def test_one_read_and_one_write_serve_both():
 
 @pytest.mark.parametrize("keys", [KEYS, KEYS[:2]])
 def test_calls_for_other_rows_and_outside_are_verls(keys):
-    from verl_entropy.glue import queue
+    from verl_entropy.upstream import queue
 
     store, tq = wrapped(mask=torch.ones(len(keys)))
     ride = queue.Ride(["another"], ["entropy"], write={"weight": nested()})
@@ -100,7 +100,7 @@ def test_a_column_is_taken_apart_once_and_the_same_is_stored(make, times):
     from transfer_queue.metadata import extract_field_schema
     from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 
-    from verl_entropy.glue import queue
+    from verl_entropy.upstream import queue
 
     column = make()
     data = TensorDict({"column": column, "dense": torch.arange(3.0)}, batch_size=3)

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("verl")
 import ray
 
-from verl_entropy import compat
-from verl_entropy.glue import weights
+from verl_entropy.hosts.install import compat
+from verl_entropy.upstream import weights
 
 PACKAGE = "verl.workers.rollout.vllm_rollout"
 

@@ -20,7 +20,7 @@ def nested(width: int | None = None, dtype=torch.int64) -> torch.Tensor:
 
 
 def batch(marked: bool) -> TensorDict:
-    from verl_entropy.glue.rows import MARK
+    from verl_entropy.upstream.rows import MARK
 
     holes = torch.nested.nested_tensor_from_jagged(
         torch.arange(20.0), torch.arange(0, 24, 4), lengths=torch.tensor(LENGTHS).clamp(max=4)
@@ -46,7 +46,7 @@ def test_a_marked_batch_is_cut_as_verl_cuts_it(index):
     from verl.utils import tensordict_utils as tu
 
     import verl_entropy.plugin  # noqa: F401
-    from verl_entropy.glue.rows import MARK
+    from verl_entropy.upstream.rows import MARK
 
     ours, theirs = (tu.index_select_tensor_dict(batch(marked), index) for marked in (True, False))
     assert set(ours.keys()) == {*theirs.keys(), MARK} and ours.batch_size == theirs.batch_size
@@ -65,7 +65,7 @@ def test_a_marked_batch_is_cut_as_verl_cuts_it(index):
 def test_only_marked_batches_are_cut_in_whole_columns(monkeypatch):
     from verl.utils import tensordict_utils as tu
 
-    from verl_entropy.glue import rows as module
+    from verl_entropy.upstream import rows as module
 
     cut = []
     monkeypatch.setattr(module, "select_rows", lambda column, index: cut.append(1) or column)
@@ -78,7 +78,7 @@ def test_only_marked_batches_are_cut_in_whole_columns(monkeypatch):
 def test_the_collector_is_spared_what_is_loaded_once_per_process():
     from verl.utils import tensordict_utils as tu
 
-    from verl_entropy.glue import rows as module
+    from verl_entropy.upstream import rows as module
 
     gc.unfreeze()
     module.settle.cache_clear()
@@ -94,7 +94,7 @@ def test_the_collector_is_spared_what_is_loaded_once_per_process():
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
 def test_rows_are_padded_as_torch_pads_them(dtype):
-    from verl_entropy.glue.rows import pad_rows
+    from verl_entropy.upstream.rows import pad_rows
 
     offsets = torch.tensor([0, 3, 3, 4, 7])  # an empty row too
     column = torch.nested.nested_tensor_from_jagged(torch.arange(1, 8).to(dtype), offsets)

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from verl_entropy.agent.parsing import format_response, parse_response
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.expert_turns import prompt_builder
-from verl_entropy.envs.household import HouseholdEnv, HouseholdExpert
+from verl_entropy.envs.worlds.household import HouseholdEnv, HouseholdExpert
 from verl_entropy.quickstart import __main__ as quickstart
 from verl_entropy.quickstart import build, figure, warm_start
 

@@ -15,7 +15,7 @@ from runs import Result
 
 from verl_entropy.diagnostics import live
 from verl_entropy.diagnostics.phases import Phases, detect
-from verl_entropy.runfile import RunReader
+from verl_entropy.runs.runfile import RunReader
 
 pytestmark = pytest.mark.real
 

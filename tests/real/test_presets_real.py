@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from verl_entropy import presets
+from verl_entropy.config import presets
 
 TOGETHER = {
     "first": (

@@ -22,7 +22,9 @@ CALL = re.compile(r'launch\.sh" (\S+) (\S+) (\d+) (\d+)(.*) --name (\S+) "\$@"')
 
 
 def bash(*args, **env):
-    outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "VERL_ENTROPY_"))}  # the tests may be a job, too
+    outside = {
+        k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "VERL_ENTROPY_"))
+    }  # the tests may be a job, too
     environment = {**outside, "PYTHON": sys.executable, **env}
     return subprocess.run(["bash", *map(str, args)], capture_output=True, text=True, timeout=300, env=environment)
 
@@ -44,7 +46,14 @@ def test_a_mini_batch_that_the_gpus_do_not_divide_is_found_before_the_start(monk
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import check
 
-    arguments = ["--recipes", str(RECIPES), "--dry-run", "--", "+repo/appworld=loop", "actor_rollout_ref.actor.ppo_mini_batch_size=21"]
+    arguments = [
+        "--recipes",
+        str(RECIPES),
+        "--dry-run",
+        "--",
+        "+repo/appworld=loop",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=21",
+    ]
     assert check.main(arguments) == 2
     assert "21 x rollout.n=6 rows do not divide among 24 ranks. Set a multiple of 4, such as 20." in capsys.readouterr().err
     assert check.main([*arguments, "trainer.nnodes=1", "trainer.n_gpus_per_node=2"]) == 0
@@ -83,7 +92,7 @@ def test_slurm_asks_for_what_the_name_says(path):
     text = (EXAMPLES / "slurm" / path.name).read_text()
     said = NAME.fullmatch(path.stem)
     assert f"#SBATCH --nodes={said['nodes']}\n" in text and f"#SBATCH --gpus-per-node={said['gpus']}\n" in text
-    assert f"on_nodes.sh\" {path.name} " in text
+    assert f'on_nodes.sh" {path.name} ' in text
 
 
 def test_there_is_no_other_file():
@@ -118,7 +127,9 @@ def test_skypilot(path):
     assert bash("-n", "-c", task["run"]).returncode == 0 and bash("-n", "-c", task["setup"]).returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None and not (Path(sys.executable).parent / "shellcheck").exists(), reason="no shellcheck")
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None and not (Path(sys.executable).parent / "shellcheck").exists(), reason="no shellcheck"
+)
 def test_shellcheck_is_clean():
     program = shutil.which("shellcheck") or Path(sys.executable).parent / "shellcheck"
     scripts = [*EXAMPLES.rglob("*.sh"), *EXAMPLES.rglob("*.slurm")]
@@ -168,7 +179,12 @@ def test_a_real_start_names_everything_that_is_missing(tmp_path, monkeypatch, ca
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import check
 
-    overrides = ["+seal/webshop=grpo", "parts/env=webshop_like", f"data.folder={tmp_path}/data", f"trainer.default_local_dir={tmp_path}/run"]
+    overrides = [
+        "+seal/webshop=grpo",
+        "parts/env=webshop_like",
+        f"data.folder={tmp_path}/data",
+        f"trainer.default_local_dir={tmp_path}/run",
+    ]
     overrides += ["data.env.kwargs.reward=nothing", "actor_rollout_ref.model.path=nobody/no-such-model"]
     assert check.main(["--recipes", str(RECIPES), "--", *overrides]) == 2
     error = capsys.readouterr().err

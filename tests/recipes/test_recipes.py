@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_entropy import envs
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -41,7 +41,9 @@ def compose(*overrides):
 def test_experiment(name, model):
     config = compose(f"+{name}", f"critic.model.path={model}")
     lines = recipe.validate(config)
-    assert not [line for line in lines if line.startswith("note") and "vLLM" not in line], lines  # nothing set in vain, all checked
+    assert not [line for line in lines if line.startswith("note") and "vLLM" not in line], (
+        lines
+    )  # nothing set in vain, all checked
     paper, env = name.split("=")[0].split("/")
     assert config.data.env.name == env and env in envs.ENVIRONMENTS
     assert config.trainer.experiment_name == name.replace("/", "-").replace("=", "-")
@@ -51,7 +53,9 @@ def test_experiment(name, model):
     assert all(re.fullmatch(f"data/{env}/({'|'.join(splits)}).parquet", file) for file in files), (files, splits)
     entropy = config.algorithm.get("entropy", {}).get("presets", {})
     rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    assert rows % (config.trainer.nnodes * config.trainer.n_gpus_per_node) == 0, "verl's workers refuse mini-batches of unequal parts"
+    assert rows % (config.trainer.nnodes * config.trainer.n_gpus_per_node) == 0, (
+        "verl's workers refuse mini-batches of unequal parts"
+    )
     assert paper != "seal" or "seal" in entropy
     assert paper not in ("aem", "epo") or paper in entropy
 
@@ -63,7 +67,10 @@ def test_experiment(name, model):
         (["+seal/webshop=grpo", "entropy=[]"], "nothing of verl-entropy is chosen"),
         (["+seal/webshop=grpo", "parts/env=webshop_like"], "head: seal, alpha 0.02"),
         (["+aem/alfworld=dapo", "entropy=[]"], "nothing of verl-entropy is chosen"),
-        (["+epo/scienceworld=grpo", "entropy=[]", "~actor_rollout_ref.actor.policy_loss.epo"], "nothing of verl-entropy is chosen"),
+        (
+            ["+epo/scienceworld=grpo", "entropy=[]", "~actor_rollout_ref.actor.policy_loss.epo"],
+            "nothing of verl-entropy is chosen",
+        ),
         *((["+epo/scienceworld=grpo", f"entropy=[{name}]"], f"{name.split('_')[0]}") for name in ABLATIONS),
         *(([f"+{name}=grpo", "entropy=[loop]"], "advantages: loop") for name in ("repo/appworld", "repo/math")),
     ],

@@ -10,9 +10,9 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes
 
-from verl_entropy.estimators.gigpo import anchor_groups, discounted_returns, gigpo
-from verl_entropy.estimators.loop import loop
-from verl_entropy.transforms.aem import aem
+from verl_entropy.methods.estimators.gigpo import anchor_groups, discounted_returns, gigpo
+from verl_entropy.methods.estimators.loop import loop
+from verl_entropy.methods.transforms.aem import aem
 
 SEEDS = range(4)
 LAYOUTS = ["step-wise", "one-row"]

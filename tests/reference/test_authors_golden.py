@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_entropy.estimators.gigpo import anchor_groups, gigpo, step_returns
-from verl_entropy.regularizers.epo import epo_indicator, epo_released_weight
-from verl_entropy.turns import build_turns
+from verl_entropy.batch.turns import build_turns
+from verl_entropy.methods.estimators.gigpo import anchor_groups, gigpo, step_returns
+from verl_entropy.methods.regularizers.epo import epo_indicator, epo_released_weight
 
 GOLDEN = json.loads((Path(__file__).parent / "authors_golden.json").read_text())
 CASES = [(case, result) for case in GOLDEN["gigpo"]["cases"] for result in case["results"]]

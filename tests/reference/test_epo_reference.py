@@ -9,9 +9,9 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes
 
-from verl_entropy.numerics import aggregate
-from verl_entropy.regularizers.epo import EntropyHistory, TurnEntropyHistory, epo_regularizer
-from verl_entropy.turns import nested_token_weight
+from verl_entropy.batch.numerics import aggregate
+from verl_entropy.batch.turns import nested_token_weight
+from verl_entropy.methods.regularizers.epo import EntropyHistory, TurnEntropyHistory, epo_regularizer
 
 SETTINGS = {"beta": 1.5, "entropy_coeff": 0.01, "smooth_coeff": 0.1, "kappa_low": 0.7, "kappa_high": 1.3}
 

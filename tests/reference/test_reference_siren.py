@@ -11,8 +11,8 @@ import torch
 from math_batches import random_batch
 from torch.testing import assert_close
 
-from verl_entropy.regularizers.siren import masked_row_mean, nucleus_entropy, peak_mask
-from verl_entropy.transforms.clip_v import vocab_centre
+from verl_entropy.methods.regularizers.siren import masked_row_mean, nucleus_entropy, peak_mask
+from verl_entropy.methods.transforms.clip_v import vocab_centre
 
 
 def slow_nucleus(logits, top_p, crossing):

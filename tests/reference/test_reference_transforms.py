@@ -12,18 +12,18 @@ from math_batches import Batch, random_batch
 from torch.testing import assert_close
 
 from verl_entropy.diagnostics.predictors import clip_fractions
-from verl_entropy.estimators.group_norm import group_norm
-from verl_entropy.losses.aepo import aepo as aepo_loss
-from verl_entropy.losses.clip import ppo_clip
-from verl_entropy.losses.gspo import gspo
-from verl_entropy.losses.steer import steer
-from verl_entropy.transforms.aepo import aepo
-from verl_entropy.transforms.clip_b import clip_b
-from verl_entropy.transforms.clip_v import clip_v
-from verl_entropy.transforms.ea import ea
-from verl_entropy.transforms.entrocraft import entrocraft
-from verl_entropy.transforms.repo_d import repo_d
-from verl_entropy.transforms.repo_r import repo_r
+from verl_entropy.methods.estimators.group_norm import group_norm
+from verl_entropy.methods.losses.aepo import aepo as aepo_loss
+from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.losses.gspo import gspo
+from verl_entropy.methods.losses.steer import steer
+from verl_entropy.methods.transforms.aepo import aepo
+from verl_entropy.methods.transforms.clip_b import clip_b
+from verl_entropy.methods.transforms.clip_v import clip_v
+from verl_entropy.methods.transforms.ea import ea
+from verl_entropy.methods.transforms.entrocraft import entrocraft
+from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_r import repo_r
 
 SEEDS = [(0, False), (1, False), (2, True)]
 BATCHES = pytest.mark.parametrize(("seed", "one_row"), SEEDS)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from episodes import lay_out, make_episodes
 
-from verl_entropy.estimators.gigpo import gigpo
-from verl_entropy.estimators.loop import loop
-from verl_entropy.numerics import AGGREGATIONS, aggregate, log_probs_and_entropy
+from verl_entropy.batch.numerics import AGGREGATIONS, aggregate, log_probs_and_entropy
+from verl_entropy.methods.estimators.gigpo import gigpo
+from verl_entropy.methods.estimators.loop import loop
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 verl_F = pytest.importorskip("verl.utils.torch_functional")

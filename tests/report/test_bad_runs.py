@@ -10,8 +10,8 @@ import pytest
 from synthetic_runs import P, sample_of, turns_of, write_run
 
 from verl_entropy.cli import main
-from verl_entropy.report import build_report, diff
-from verl_entropy.runfile import RunFileError, RunSettings, RunWriter
+from verl_entropy.runs.report import build_report, diff
+from verl_entropy.runs.runfile import RunFileError, RunSettings, RunWriter
 
 
 def small(folder, seed=0, steps=30):

@@ -12,7 +12,7 @@ import threading
 import pytest
 from synthetic_runs import HOSTILE, write_run
 
-from verl_entropy.report import build_report
+from verl_entropy.runs.report import build_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium installed")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from synthetic_runs import P, turns_of, write_run
 
-from verl_entropy.report import figures, plot
-from verl_entropy.report.projection import projected
-from verl_entropy.report.runs import differing, group, load
-from verl_entropy.report.success import success_rates
-from verl_entropy.runfile import RunSettings, RunWriter
+from verl_entropy.runs.report import figures, plot
+from verl_entropy.runs.report.projection import projected
+from verl_entropy.runs.report.runs import differing, group, load
+from verl_entropy.runs.report.success import success_rates
+from verl_entropy.runs.runfile import RunSettings, RunWriter
 
 
 def written(folder, series, config=None, turns=None):

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import pytest
 from synthetic_runs import HOSTILE, P, write_run
 
-from verl_entropy import registry
 from verl_entropy.cli import main
-from verl_entropy.report import advise, build_report, diff, figures
-from verl_entropy.report.runs import ENTROPY, group, load
-from verl_entropy.runfile import RunFileError, RunSettings, RunWriter
+from verl_entropy.config import registry
+from verl_entropy.runs.report import advise, build_report, diff, figures
+from verl_entropy.runs.report.runs import ENTROPY, group, load
+from verl_entropy.runs.runfile import RunFileError, RunSettings, RunWriter
 
 DRAWN = len(figures.PANELS) - 1
 """All but the judge's, which is tested with the judge."""

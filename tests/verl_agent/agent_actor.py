@@ -21,11 +21,11 @@ from gigpo import core_gigpo  # noqa: E402
 from verl.trainer.ppo import ray_trainer  # noqa: E402
 from verl.workers.actor.dp_actor import DataParallelPPOActor  # noqa: E402
 
-from verl_entropy.glue.state import Run  # noqa: E402
-from verl_entropy.verl_agent import advantages, fingerprints, order  # noqa: E402
-from verl_entropy.verl_agent.actor import EntropyActor  # noqa: E402
-from verl_entropy.verl_agent.head import OutsideHead  # noqa: E402
-from verl_entropy.verl_agent.ranks import average  # noqa: E402
+from verl_entropy.hosts.common.state import Run  # noqa: E402
+from verl_entropy.hosts.verl_agent import advantages, fingerprints, order  # noqa: E402
+from verl_entropy.hosts.verl_agent.actor import EntropyActor  # noqa: E402
+from verl_entropy.hosts.verl_agent.head import OutsideHead  # noqa: E402
+from verl_entropy.hosts.verl_agent.ranks import average  # noqa: E402
 
 LOSS_SIDE = {
     "epo": ["+entropy=epo"],
@@ -303,7 +303,7 @@ def runner() -> dict:
 
     import ray
 
-    from verl_entropy.verl_agent.runner import EntropyTaskRunner, PlainTaskRunner
+    from verl_entropy.hosts.verl_agent.runner import EntropyTaskRunner, PlainTaskRunner
 
     remote = ray.remote(num_cpus=1)(EntropyTaskRunner)
     return {
@@ -318,7 +318,7 @@ def launched() -> dict:
     """What the launcher hands to verl-agent's own ``run_ppo``: the prepared configuration, and our TaskRunner if anything is chosen."""
     from verl.trainer import main_ppo
 
-    from verl_entropy.verl_agent.__main__ import run_with
+    from verl_entropy.hosts.verl_agent.__main__ import run_with
 
     kept, found = (main_ppo.run_ppo, main_ppo.TaskRunner), {}
     for name, overrides in {"nothing": [], "aem": ["+entropy=aem"]}.items():

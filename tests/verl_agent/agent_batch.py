@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from verl_entropy.verl_agent import advantages, rows
+from verl_entropy.hosts.verl_agent import advantages, rows
 
 PENALTY = 0.1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_entropy.presets import FOLDER
+from verl_entropy.config.presets import FOLDER
 
 DEFAULTS = """
 algorithm: {adv_estimator: grpo, gamma: 0.95, use_kl_in_reward: false, use_pf_ppo: false}

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 
-from verl_entropy import presets
-from verl_entropy.verl_agent import settings
+from verl_entropy.config import presets
+from verl_entropy.hosts.verl_agent import settings
 
 HOME = Path(os.environ["VERL_AGENT_HOME"])
 VOCABULARY = 40

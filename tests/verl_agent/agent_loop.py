@@ -40,9 +40,9 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Rol
 from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 from verl.workers.fsdp_workers import ActorRolloutRefWorker  # noqa: E402
 
-from verl_entropy.verl_agent import settings  # noqa: E402
-from verl_entropy.verl_agent.trainer import EntropyRayPPOTrainer  # noqa: E402
-from verl_entropy.verl_agent.worker import EntropyActorRolloutRefWorker  # noqa: E402
+from verl_entropy.hosts.verl_agent import settings  # noqa: E402
+from verl_entropy.hosts.verl_agent.trainer import EntropyRayPPOTrainer  # noqa: E402
+from verl_entropy.hosts.verl_agent.worker import EntropyActorRolloutRefWorker  # noqa: E402
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "user", "room", *"abcdefgh", "go", "look"]
 TEMPLATE = "{% for m in messages %}{{ '<s> ' + m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
@@ -333,8 +333,8 @@ def task_runner() -> dict:
     import agent_system.environments as environments
     from verl.workers import fsdp_workers
 
-    from verl_entropy.verl_agent import trainer as trainer_module
-    from verl_entropy.verl_agent.runner import EntropyTaskRunner
+    from verl_entropy.hosts.verl_agent import trainer as trainer_module
+    from verl_entropy.hosts.verl_agent.runner import EntropyTaskRunner
 
     found: dict = {}
 

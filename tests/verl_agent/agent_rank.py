@@ -8,10 +8,10 @@ import sys
 import torch
 from test_micro import INFO, mini_batch
 
-from verl_entropy.config import Seal
-from verl_entropy.glue import loss_side
-from verl_entropy.verl_agent import micro, ranks, settings
-from verl_entropy.verl_agent.head import OutsideHead
+from verl_entropy.config.settings import Seal
+from verl_entropy.hosts.common import loss_side
+from verl_entropy.hosts.verl_agent import micro, ranks, settings
+from verl_entropy.hosts.verl_agent.head import OutsideHead
 
 OVERRIDES = ["actor_rollout_ref.actor.seal.dropout=0.0"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from agent_config import agent_config
 
-from verl_entropy.presets import preset_names
-from verl_entropy.verl_agent import settings
+from verl_entropy.config.presets import preset_names
+from verl_entropy.hosts.verl_agent import settings
 
 ROOT = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from verl_entropy.verl_agent import fingerprints
+from verl_entropy.hosts.verl_agent import fingerprints
 
 SOURCE = """
 class Actor:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from agent_config import agent_config
 
-from verl_entropy.config import ConfigError
-from verl_entropy.verl_agent import __main__ as launcher
-from verl_entropy.verl_agent import settings
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.verl_agent import __main__ as launcher
+from verl_entropy.hosts.verl_agent import settings
 
 
 def test_own_arguments_are_taken_out_and_hydra_gets_the_rest():
@@ -108,7 +108,7 @@ def test_a_slip_in_a_key_or_a_preset_is_refused():
     start = launcher.run_with(SimpleNamespace(run_ppo=None), True, [])
     with pytest.raises(SystemExit, match="Write entropy"):
         start(config)
-    from verl_entropy import compose
+    from verl_entropy.config import compose
 
     with pytest.raises(ConfigError, match="Did you mean aem"):
         compose.check_group("+entropy=[aeem]")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from agent_config import agent_config
 
-from verl_entropy.config import ConfigError, Seal
-from verl_entropy.glue import loss_side
-from verl_entropy.verl_agent import micro, settings
-from verl_entropy.verl_agent.head import FILE, OutsideHead
+from verl_entropy.config.settings import ConfigError, Seal
+from verl_entropy.hosts.common import loss_side
+from verl_entropy.hosts.verl_agent import micro, settings
+from verl_entropy.hosts.verl_agent.head import FILE, OutsideHead
 
 ROWS, WIDTH = 8, 5
 

@@ -9,8 +9,8 @@ import torch
 from agent_batch import PENALTY, arranged, rollout, scored
 from agent_config import agent_config
 
-from verl_entropy.glue.state import Run
-from verl_entropy.verl_agent import advantages, rows, settings
+from verl_entropy.hosts.common.state import Run
+from verl_entropy.hosts.verl_agent import advantages, rows, settings
 
 
 def run_of(presets, overrides=()):

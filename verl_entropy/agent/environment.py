@@ -46,7 +46,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from verl_entropy.foreign import ProtocolError, read_bool, read_number, read_texts
+from verl_entropy.batch.foreign import ProtocolError, read_bool, read_number, read_texts
 
 
 @runtime_checkable

@@ -48,8 +48,8 @@ from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
-from verl_entropy.config import ConfigError
-from verl_entropy.foreign import ProtocolError, read_whole
+from verl_entropy.batch.foreign import ProtocolError, read_whole
+from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

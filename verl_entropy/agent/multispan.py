@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl_entropy.agent.episode import Episode, Said, SessionFailed, TurnState
 from verl_entropy.agent.loop import Response, TextEnvAgentLoop, metrics
 from verl_entropy.agent.settings import PATH
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 # Counters of speculative decoding that add up over an episode; verl's tool loop adds the same ones.
 _SUMMED = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

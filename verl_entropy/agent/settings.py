@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_entropy.agent.parsing import MAX_ACTION_CHARS
-from verl_entropy.config import ConfigError, parse, setting
+from verl_entropy.config.settings import ConfigError, parse, setting
 
 PATH = "data.env"
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from verl_entropy.agent.settings import PATH, AgentSettings
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 
 def answer_tags(s: AgentSettings) -> set[str]:

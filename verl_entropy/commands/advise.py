@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy.report import advise
+    from verl_entropy.runs.report import advise
 
     found = advise(args.run_path)
     if args.json:

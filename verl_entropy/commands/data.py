@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.commands.output import json_option, print_json
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 DEFAULTS = {"max_prompt_length": 2048, "max_response_length": 512}
 """Token limits where neither a recipe nor an override gives them: those of the papers' ALFWorld and ScienceWorld runs."""

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy.report import diff
+    from verl_entropy.runs.report import diff
 
     found = diff(args.a, args.b, rtol=args.rtol, atol=args.atol)
     if args.json:

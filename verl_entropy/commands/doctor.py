@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from verl_entropy import __version__, checks, compat, fingerprint, matrix
+from verl_entropy import __version__
 from verl_entropy.commands import planned
 from verl_entropy.commands.output import MARKS, fill, json_option, print_json
-from verl_entropy.config import ConfigError
+from verl_entropy.config import checks
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.install import compat, fingerprint, matrix
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _plugin() -> Iterator[Check]:
 
 
 def _registries() -> Iterator[Check]:
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     found = seams.registries()
     yield Check("registries", "ok", "driver", f"{found['ours']} estimators and policy losses are verl-entropy's")
@@ -139,7 +141,7 @@ def _registries() -> Iterator[Check]:
 def _ray(wanted: bool) -> Check:
     if not wanted or importlib.util.find_spec("ray") is None:
         return Check("Ray", "skip", "worker", "not started (--no-ray)" if not wanted else "ray is not installed")
-    from verl_entropy import seams
+    from verl_entropy.hosts.install import seams
 
     found = seams.ray_worker()
     if "error" in found:
@@ -187,7 +189,8 @@ def _card() -> Check:
 
 def _configuration(words: list[str]) -> dict[str, Any]:
     """What a run with these words would use, its risks as checks."""
-    from verl_entropy import compose, resolved
+    from verl_entropy.config import compose
+    from verl_entropy.hosts.verl_v1 import resolved
 
     config = compose.compose(words)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.commands.output import json_option, print_json, to_json
-from verl_entropy.config import ConfigError
+from verl_entropy.config.settings import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_entropy.commands.data import DEFAULTS, read_settings
     from verl_entropy.data import source
     from verl_entropy.evaluate.summary import summarise, table
-    from verl_entropy.runfile import write_atomic
+    from verl_entropy.runs.runfile import write_atomic
 
     _check(args)
     found = read_settings(args.env, args.overrides, args.recipe, args.recipes)

@@ -15,10 +15,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from verl_entropy import config, presets, registry
 from verl_entropy.commands.output import WIDTH, fill, json_option, labelled, print_json
+from verl_entropy.config import presets, registry
+from verl_entropy.config import settings as config
 
-ALSO = {"verl_entropy.transforms.aem.aem": "aem_weights", "verl_entropy.regularizers.epo.epo_regularizer": "epo_beta"}
+ALSO = {
+    "verl_entropy.methods.transforms.aem.aem": "aem_weights",
+    "verl_entropy.methods.regularizers.epo.epo_regularizer": "epo_beta",
+}
 """Functions whose equation belongs to that of another one of the same module."""
 
 NEEDS = {

@@ -17,7 +17,7 @@ from verl_entropy.commands.output import json_option, labelled, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from verl_entropy.judge import Endpoint
+    from verl_entropy.runs.judge import Endpoint
 
     parser.add_argument("run_path", metavar="run", help="folder of a run with stored trajectories")
     parser.add_argument("--endpoint", required=True, help="OpenAI-compatible base address, as https://host/v1")
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy import judge
-    from verl_entropy.judge import costs, work
+    from verl_entropy.runs import judge
+    from verl_entropy.runs.judge import costs, work
 
     endpoint = _endpoint(args)
     selected, problems = judge.tasks(args.run_path, first=args.first, last=args.last, limit=args.limit)
@@ -84,7 +84,7 @@ def _out(args: argparse.Namespace):
 
 
 def _endpoint(args: argparse.Namespace):
-    from verl_entropy.judge import Endpoint, JudgeError
+    from verl_entropy.runs.judge import Endpoint, JudgeError
 
     for name in ("price_in", "price_out"):
         value = getattr(args, name)
@@ -115,7 +115,7 @@ def _endpoint(args: argparse.Namespace):
 
 
 def _body(text: str) -> dict[str, Any]:
-    from verl_entropy.judge import JudgeError
+    from verl_entropy.runs.judge import JudgeError
 
     try:
         body = json.loads(text)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from verl_entropy import __version__, presets, registry
+from verl_entropy import __version__
 from verl_entropy.commands.output import fill, json_option, labelled, print_json
+from verl_entropy.config import presets, registry
 
 TITLES = {
     "estimator": "advantage estimators",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_entropy import memory
 from verl_entropy.commands.output import fill, labelled
+from verl_entropy.config import memory
 
 COLUMN = 16
 

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy.report import build_report
+    from verl_entropy.runs.report import build_report
 
     found = build_report(args.runs, args.out)
     if args.json:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the shards and say so."""
-    from verl_entropy.reshard import reshard
+    from verl_entropy.tools.reshard import reshard
 
     former = reshard(args.checkpoint, args.ranks, args.out)
     target = args.out or args.checkpoint

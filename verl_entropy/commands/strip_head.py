@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy.checkpoint import strip_head
+    from verl_entropy.tools.checkpoint import strip_head
 
     count = strip_head(args.source, args.target)
     if args.json:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 
-from verl_entropy import cli, registry
+from verl_entropy import cli
 from verl_entropy.commands.output import markdown_table
+from verl_entropy.config import registry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

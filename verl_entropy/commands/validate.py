@@ -10,10 +10,10 @@ import argparse
 import sys
 from typing import Any
 
-from verl_entropy import memory
 from verl_entropy.commands import planned
 from verl_entropy.commands.output import fill, json_option, print_json
-from verl_entropy.config import lookup
+from verl_entropy.config import memory
+from verl_entropy.config.settings import lookup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,8 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy import compose, resolved
+    from verl_entropy.config import compose
+    from verl_entropy.hosts.verl_v1 import resolved
 
     config = compose.compose(args.words, args.recipe)
     found = resolved.check(config)
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def estimate(found: Any, model: memory.Size) -> dict[str, Any]:
     """The memory estimate of a resolved configuration."""
-    from verl_entropy.resolved import has_flash
+    from verl_entropy.hosts.verl_v1.resolved import has_flash
 
     plan = found.plan
     layers = plan.seal.settings.layers if plan.seal else 0

@@ -2,13 +2,13 @@
 """Everything that ``VERL_PLATFORM=cpu`` switches on, hung on the verl modules that it belongs to.
 
 The engines are not among it: ``engine.register_engines`` needs the language-model engine of
-``verl_entropy.glue`` as its base.
+``verl_entropy.hosts.verl_v1`` as its base.
 """
 
 from __future__ import annotations
 
-from verl_entropy import hooks
 from verl_entropy.cpu import order, platform, process_group, rollout
+from verl_entropy.hosts.install import hooks
 
 CALLBACKS = (
     ("verl.utils.distributed", process_group.patch),

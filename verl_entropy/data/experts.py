@@ -53,7 +53,7 @@ class ExpertFailed(ValueError):
 
 
 def _household(info: Mapping[str, Any]) -> Expert:
-    from verl_entropy.envs.household import HouseholdExpert
+    from verl_entropy.envs.worlds.household import HouseholdExpert
 
     return HouseholdExpert(info["task"])
 

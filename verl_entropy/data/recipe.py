@@ -16,8 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_entropy import compose as composer
-from verl_entropy.config import ConfigError
+from verl_entropy.config import compose as composer
+from verl_entropy.config.settings import ConfigError
 
 TRAINERS = {"ppo": "ppo_trainer", "sft": "sft_trainer_engine"}
 """verl's primary configurations: of ``verl.trainer.main_ppo`` and of ``verl.trainer.sft_trainer``."""
@@ -56,7 +56,7 @@ def validate(config: Any) -> list[str]:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils import config as verl_config
 
-    from verl_entropy.glue import driver
+    from verl_entropy.hosts.verl_v1 import driver
 
     printed, notes = io.StringIO(), []
     try:

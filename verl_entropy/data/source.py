@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from verl_entropy import envs
-from verl_entropy.foreign import read_whole
+from verl_entropy.batch.foreign import read_whole
 
 SEEDS_PER_RUN = 100_000
 """``--seed`` moves the first episode by this much, so that two seeds share no episode."""

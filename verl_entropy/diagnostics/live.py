@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verl_entropy.batch.numerics import group_range
+from verl_entropy.batch.turns import Turns
 from verl_entropy.diagnostics import likelihood, predictors, text, windows
 from verl_entropy.diagnostics.glossary import ENTRIES, PREFIX, Entry
 from verl_entropy.diagnostics.health import HEALTH, Health
 from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
 from verl_entropy.diagnostics.settings import ACTIONS, Live
-from verl_entropy.numerics import group_range
-from verl_entropy.turns import Turns
 
 POLICY_GAP = "training/rollout_probs_diff_mean"
 OTHER_POLICY = 0.05

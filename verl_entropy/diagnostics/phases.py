@@ -51,7 +51,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from verl_entropy.config import ConfigError, setting
+from verl_entropy.config.settings import ConfigError, setting
 
 PHASES = ("warmup", "descent", "eruption", "subsidence", "steady")
 """Their order is the number that is logged."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.turns import Turns
+from verl_entropy.batch.turns import Turns
 
 
 def token_mean(x_RT: Tensor, mask_RT: Tensor) -> Tensor:

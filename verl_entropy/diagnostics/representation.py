@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.turns import Turns
+from verl_entropy.batch.turns import Turns
 
 
 def mean_representation(hidden_RTD: Tensor, turns: Turns) -> Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_entropy.config import ALGORITHM_PATH, ConfigError, parse, setting
+from verl_entropy.config.settings import ALGORITHM_PATH, ConfigError, parse, setting
 from verl_entropy.diagnostics.phases import Phases
-from verl_entropy.runfile import RunSettings
+from verl_entropy.runs.runfile import RunSettings
 
 PATH = f"{ALGORITHM_PATH}.diagnostics"
 ACTIONS = ("none", "warn", "checkpoint", "stop")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_entropy.turns import Turns
+from verl_entropy.batch.turns import Turns
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS = {
-    "household": "verl_entropy.envs.household:HouseholdEnv",
-    "alfworld": "verl_entropy.envs.alfworld:AlfworldEnv",
-    "scienceworld": "verl_entropy.envs.scienceworld:ScienceWorldEnv",
-    "textworld_express": "verl_entropy.envs.textworld_express:TextWorldExpressEnv",
-    "webshop": "verl_entropy.envs.webshop:WebShopEnv",
-    "webshop_like": "verl_entropy.envs.webshop_like:WebShopLikeEnv",
-    "search": "verl_entropy.envs.search:SearchEnv",
-    "appworld": "verl_entropy.envs.appworld:AppWorldEnv",
-    "math": "verl_entropy.envs.math:MathEnv",
-    "swe": "verl_entropy.envs.swe:SweEnv",
+    "household": "verl_entropy.envs.worlds.household:HouseholdEnv",
+    "alfworld": "verl_entropy.envs.simulators.alfworld:AlfworldEnv",
+    "scienceworld": "verl_entropy.envs.simulators.scienceworld:ScienceWorldEnv",
+    "textworld_express": "verl_entropy.envs.simulators.textworld_express:TextWorldExpressEnv",
+    "webshop": "verl_entropy.envs.simulators.webshop:WebShopEnv",
+    "webshop_like": "verl_entropy.envs.worlds.webshop_like:WebShopLikeEnv",
+    "search": "verl_entropy.envs.worlds.search:SearchEnv",
+    "appworld": "verl_entropy.envs.simulators.appworld:AppWorldEnv",
+    "math": "verl_entropy.envs.worlds.math:MathEnv",
+    "swe": "verl_entropy.envs.worlds.swe:SweEnv",
 }
 
 

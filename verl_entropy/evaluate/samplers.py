@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from verl_entropy.agent.cut import is_cut, tokens_cut
 from verl_entropy.agent.prompts import FittedPrompt
 from verl_entropy.agent.template import without_end
-from verl_entropy.foreign import read_whole
+from verl_entropy.batch.foreign import read_whole
 
 NEUTRAL: Mapping[str, Any] = {
     "top_k": -1,

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from verl_entropy import presets
+from verl_entropy.config import presets
 from verl_entropy.cpu.launch import cpu_env, cpu_overrides
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart import build
-from verl_entropy.runfile import STEPS
+from verl_entropy.runs.runfile import STEPS
 
 PROMPTS, ROLLOUTS = 8, 8
 MINI_BATCH_PROMPTS = 8
@@ -248,7 +248,7 @@ def _report(run: Path) -> None:
     if not (run / RUN_FILE / STEPS).is_file():
         print(f"no report: {run / RUN_FILE} has no run file (diagnostics switched off, or a run of an earlier version)")
         return
-    from verl_entropy.report import build_report
+    from verl_entropy.runs.report import build_report
 
     print(build_report([run / RUN_FILE], run / "report.html").render())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.source import FIRST_HELD_OUT, SEEDS_PER_RUN, Task, rl_rows
 from verl_entropy.data.write import write_parquet
-from verl_entropy.envs.household import household_vocabulary
+from verl_entropy.envs.worlds.household import household_vocabulary
 
 ENV = {"split": "train", "difficulty": "tiny", "list_places": False}
 # Four of the six families: a tiny kitchen has no lamp, and a model of 0.2 M parameters does not learn pick-two in a minute.

@@ -8,11 +8,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class VerlEntropySearchPath(SearchPathPlugin):
-    """Adds ``pkg://verl_entropy.conf``; where verl runs without the plugin, a run that chooses anything of ours is stopped."""
+    """Adds ``pkg://verl_entropy.config.conf``; where verl runs without the plugin, a run that chooses anything of ours is stopped."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append(provider="verl_entropy", path="pkg://verl_entropy.conf")
+        search_path.append(provider="verl_entropy", path="pkg://verl_entropy.config.conf")
         if "verl" in sys.modules:  # every other Hydra application is left alone
-            from verl_entropy import absent
+            from verl_entropy.hosts.install import absent
 
             absent.guard()

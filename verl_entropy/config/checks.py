@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan needs from the rest of verl's configuration, checked before Ray starts. Works on plain mappings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_entropy.config import registry
+from verl_entropy.config import settings as config
+from verl_entropy.config.plan import Plan
+from verl_entropy.config.settings import ConfigError, lookup
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
+
+ENGINE_VENDORS = ("nvidia", "amd", "cpu")
+"""Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
+
+UNCLIPPED = ("gpg", "sapo", "dro", "kl_cov")
+"""Losses of verl that do not read ``clip_ratio_high``."""
+
+# Estimators of verl whose advantage compares the rollouts of one prompt.
+GROUP_BASES = ("grpo", "rloo", "opo", "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized", "gdpo")
+
+
+def _lora_rank(raw: Mapping[str, Any]) -> int:
+    model = lookup(raw, "actor_rollout_ref.model", {})
+    return int(lookup(model, "lora.rank", 0) or lookup(model, "lora_rank", 0) or 0)
+
+
+def sequence_parallel(raw: Mapping[str, Any]) -> int:
+    """Ranks that share a sequence in the actor."""
+    actor = lookup(raw, "actor_rollout_ref.actor", {})
+    keys = ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
+    return max(int(lookup(actor, key, 1) or 1) for key in keys)
+
+
+def uses_engine(plan: Plan) -> bool:
+    """Whether the plan needs our training engine (head, log-prob pass, global counts)."""
+    return bool(plan.seal or plan.regularizer or plan.loss or plan.clip or plan.entropy.log_probs != "verl")
+
+
+def _check_presets(plan: Plan) -> None:
+    taken: dict[str, str] = {}
+    for name in plan.entropy.presets:
+        kinds = [a.kind for a in registry.ALGORITHMS if a.name == name and a.kind != "transform"]
+        for kind in kinds:
+            if kind in taken:
+                raise ConfigError(f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them.")
+            taken[kind] = name
+    chosen = {c.name for c in plan.choices}
+    for choice in plan.choices:
+        for other, reason in choice.algorithm.conflicts:
+            if other in chosen:
+                raise ConfigError(f"{choice.name} with {other}: {reason}.")
+
+
+def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
+    if not lookup(raw, "trainer.use_v1", True):
+        raise ConfigError("trainer.use_v1=False: verl-entropy feeds verl's V1 trainer only. Set trainer.use_v1=True.")
+    strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={strategy}: verl-entropy's loss side runs on fsdp and fsdp2. "
+            "Set actor_rollout_ref.actor.strategy=fsdp2."
+        )
+    vendor = os.environ.get("VERL_ENGINE_VENDOR")
+    if vendor and vendor not in ENGINE_VENDORS and uses_engine(plan):
+        raise ConfigError(
+            f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
+            f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
+        )
+    if lookup(raw, "distillation.enabled", False):
+        raise ConfigError(
+            "distillation.enabled=True: its loss replaces verl's ppo_loss, in which verl-entropy works and shows that it does. "
+            "Set distillation.enabled=False, or choose nothing of verl-entropy."
+        )
+
+
+def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:
+    bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
+    entropy_users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
+    if bypass and entropy_users:
+        raise ConfigError(
+            f"algorithm.rollout_correction.bypass_mode=True skips the old-log-prob pass, whose entropy {', '.join(entropy_users)} "
+            "needs. Set algorithm.rollout_correction.bypass_mode=False."
+        )
+    check_group_size(plan, raw, "actor_rollout_ref.rollout.n", GROUP_BASES, "prompt")
+
+
+def check_group_size(plan: Plan, raw: Mapping[str, Any], key: str, bases: Sequence[str], group: str) -> None:
+    """Refuse one rollout per ``group`` where the base, if it is of ``bases``, or a method compares several."""
+    n = int(lookup(raw, key, 1))
+    users = [c.name for c in plan.choices if "group" in c.algorithm.needs]
+    if plan.base in bases and plan.base not in users:
+        users.append(plan.base)
+    if n < 2 and users:
+        raise ConfigError(
+            f"{key}={n}: {', '.join(users)} compares rollouts of one {group}, and a group of one has nothing to compare with. "
+            f"Set {key}=8 (the papers' group size)."
+        )
+
+
+def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
+    coeff = float(lookup(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
+    if plan.regularizer is not None and coeff != 0.0:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.entropy_coeff={coeff}: {config.POLICY_LOSS_PATH}.regularizer={plan.regularizer.name} owns "
+            "the entropy term, and two would add up. Set actor_rollout_ref.actor.entropy_coeff=0."
+        )
+    if plan.entropy.log_probs == "verl" and "logits" in plan.needs:
+        users = [c.name for c in plan.choices if "logits" in c.algorithm.needs]
+        raise ConfigError(
+            f"{config.ALGORITHM_PATH}.log_probs=verl: {', '.join(users)} reads the logits in our pass. "
+            f"Set {config.ALGORITHM_PATH}.log_probs=auto."
+        )
+    if plan.clip is not None and plan.loss_mode in UNCLIPPED:
+        raise ConfigError(
+            f"{config.POLICY_LOSS_PATH}.loss_mode={plan.loss_mode}: has no upper clip bound, which {plan.clip.name} moves, so it would "
+            "do nothing. Set loss_mode=vanilla or gspo."
+        )
+    fused = lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False)
+    if fused and plan.entropy.log_probs == "chunked":
+        raise ConfigError(
+            f"{config.ALGORITHM_PATH}.log_probs=chunked: the fused head of actor_rollout_ref.model.use_fused_kernels=True gives no "
+            "logits to it. Set one of them otherwise."
+        )
+    needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
+    if fused and needs_logits:
+        raise ConfigError(
+            "actor_rollout_ref.model.use_fused_kernels=True: the fused head returns bf16 entropy and no logits or hidden "
+            "states. Set actor_rollout_ref.model.use_fused_kernels=False."
+        )
+
+
+def _check_head(plan: Plan, raw: Mapping[str, Any]) -> None:
+    if plan.seal is None:
+        return
+    rank = _lora_rank(raw)
+    if rank > 0:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_rank={rank}: the SEAL head is not trained under LoRA yet (the adapter owns which "
+            "parameters train and which are saved). Set actor_rollout_ref.model.lora_rank=0, or leave the head out."
+        )
+    sp = sequence_parallel(raw)
+    if sp > 1:
+        raise ConfigError(
+            f"ulysses_sequence_parallel_size={sp}: the SEAL head reads whole sequences, and a shard has a part. Set it to 1."
+        )
+
+
+def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
+    s = plan.diagnostics
+    if s.enabled and s.run_file.folder is not None and not s.run_file.folder.strip():
+        raise ConfigError(f"{DIAGNOSTICS_PATH}.run_file.folder={s.run_file.folder!r}: give a folder, or null for none.")
+    bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
+    asked = [event for event in ("eruption", "runaway", "collapse") if s.action_on(event) != "none"]
+    if s.enabled and asked and bypass:
+        raise ConfigError(
+            f"{DIAGNOSTICS_PATH}.on_{asked[0]}={s.action_on(asked[0])}: the detector reads the entropy of the old-log-prob pass, which "
+            "algorithm.rollout_correction.bypass_mode=True skips. Set one of them otherwise."
+        )
+
+
+BOUNDED = {
+    "repo_r": ("zeta", "zeta_min", "zeta_max"),
+    "repo_d": ("zeta", "zeta_min", "zeta_max"),
+    "entropy_bonus": ("coef", "coef_min", "coef_max"),
+    "adapo": ("eps_high", "eps_min", "eps_max"),
+}
+"""Settings that a controller moves, and their bounds."""
+ORDERED = {
+    "entrocraft": (("start_low", "start_high"), ("end_low", "end_high")),
+    "entrocraft_switch": (("start_low", "start_high"), ("end_low", "end_high")),
+    "epo": (("kappa_low", "kappa_high"),),
+}
+"""Lower and upper edges."""
+
+
+def _check_bounds(plan: Plan) -> None:
+    """Settings that must fit each other."""
+    for choice in plan.choices:
+        s, path = choice.settings, choice.algorithm.path
+        for low, high in ORDERED.get(choice.name, ()):
+            if getattr(s, low) > getattr(s, high):
+                raise ConfigError(
+                    f"{path}.{low}={getattr(s, low)}: above {high}={getattr(s, high)}. Set {low} to at most {high}."
+                )
+        if choice.name not in BOUNDED or not getattr(s, "adaptive", True):
+            continue
+        name, low, high = BOUNDED[choice.name]
+        if not getattr(s, low) <= getattr(s, name) <= getattr(s, high):
+            raise ConfigError(
+                f"{path}.{name}={getattr(s, name)}: it is moved between {low}={getattr(s, low)} and {high}={getattr(s, high)}, and must "
+                f"start there. Set {name} or the bounds" + (f", or {path}.adaptive=false." if hasattr(s, "adaptive") else ".")
+            )
+
+
+def check(plan: Plan, raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError on the first thing that would make the run fail later or do nothing in silence."""
+    _check_presets(plan)
+    _check_bounds(plan)
+    _check_trainer(plan, raw)
+    _check_advantages(plan, raw)
+    _check_loss(plan, raw)
+    _check_head(plan, raw)
+    _check_diagnostics(plan, raw)

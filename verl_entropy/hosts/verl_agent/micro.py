@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A micro-batch of verl-agent (padded tensors) as the shared loss code of the verl route wants it (nested tensors).
+
+Also the counts by which our terms are normalised. verl-agent averages the losses of micro-batches; ours are shares of a mean over
+the global mini-batch, so that they do not depend on how it is split, and undo the factor that ``update_policy`` puts on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_entropy.config.plan import Plan
+from verl_entropy.hosts.common.context import LossContext
+from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
+from verl_entropy.hosts.verl_agent.advantages import OLD_ENTROPY
+from verl_entropy.methods.losses.clip import masked_log_ratio
+from verl_entropy.methods.losses.gspo import sequence_ratio
+
+NUM_TOKENS, NUM_ROWS, NUM_PEAKS = "verl_entropy_num_tokens", "verl_entropy_num_rows", "verl_entropy_num_peaks"
+"""Columns with the counts of the row's global mini-batch: trained tokens, rows with one, rows with a peak (SIREN)."""
+PEAK = "verl_entropy_peak"
+
+
+def jagged(x_RT: Tensor) -> Tensor:
+    """Rows of equal length as a nested tensor."""
+    rows, width = x_RT.shape
+    return torch.nested.nested_tensor_from_jagged(x_RT.reshape(-1), torch.arange(rows + 1, device=x_RT.device) * width)
+
+
+class Columns(Mapping):
+    """The columns of a micro-batch under the names and in the layout of the verl route."""
+
+    def __init__(self, micro_batch: Any, counts: dict[str, float]):
+        self._micro_batch, self._counts = micro_batch, counts
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._counts:
+            return self._counts[name]
+        if name == "prompts":  # the loss code looks for the position before each response: one column
+            return jagged(self._micro_batch["responses"][:, :1])
+        value = self._micro_batch[OLD_ENTROPY if name == "entropy" else name]
+        return jagged(value) if value.dim() == 2 else value
+
+    def __iter__(self):
+        return iter(self._micro_batch.keys())
+
+    def __len__(self) -> int:
+        return len(list(self._micro_batch.keys()))
+
+
+def model_output(nucleus_RT: Tensor | None, seal_logits_N: Tensor | None, mask_RT: Tensor) -> dict[str, Tensor]:
+    """What the shared loss code reads of the model's output; the head's logits are of the tokens of ``mask_RT``."""
+    outputs = {}
+    if nucleus_RT is not None:
+        outputs[NUCLEUS_ENTROPY] = jagged(torch.nn.functional.pad(nucleus_RT, (0, 1)))
+    if seal_logits_N is not None:
+        token_N = mask_RT.reshape(-1).nonzero().squeeze(-1)
+        outputs |= {SEAL_LOGITS: seal_logits_N, SEAL_TOKENS: token_N, SEAL_ROWS: token_N // mask_RT.shape[1]}
+    return outputs
+
+
+def context(
+    plan: Plan, micro_batch: Any, mask_RT: Tensor, entropy_RT: Tensor | None, outputs: dict, info: dict, dp_size: int
+) -> LossContext:
+    """The context of one call of the policy loss."""
+    counts = {NUM_PEAK_ROWS: float(micro_batch[NUM_PEAKS][0])} if NUM_PEAKS in micro_batch.keys() else {}
+    mask_RT = mask_RT.bool()
+    return LossContext(
+        plan=plan,
+        micro_batch=Columns(micro_batch, counts),
+        model_output=outputs,
+        entropy_RT=None if entropy_RT is None else entropy_RT.float(),
+        mask_RT=mask_RT,
+        loss_mask_RT=mask_RT,
+        num_tokens=float(micro_batch[NUM_TOKENS][0]),
+        num_rows=float(micro_batch[NUM_ROWS][0]),
+        dp_size=dp_size,
+        info=info,
+    )
+
+
+def count_columns(mask_RT: Tensor, peak_RT: Tensor | None, mini_batch: int, reduce) -> dict[str, Tensor]:
+    """Count columns (R,) for a rank's rows, cut into mini-batches in order; ``reduce`` sums a tensor over the ranks."""
+    mini_R = torch.arange(len(mask_RT), device=mask_RT.device) // mini_batch
+    numbers = {NUM_TOKENS: mask_RT.sum(-1), NUM_ROWS: mask_RT.bool().any(-1)}
+    if peak_RT is not None:
+        numbers[NUM_PEAKS] = (peak_RT > 0).any(-1)
+    columns = {}
+    for name, number_R in numbers.items():
+        total_M = torch.zeros(int(mini_R[-1]) + 1, dtype=torch.float64, device=mask_RT.device)
+        columns[name] = reduce(total_M.index_add_(0, mini_R, number_R.double()))[mini_R]
+    return columns
+
+
+def clip_sides(plan: Plan, loss: dict[str, Any]) -> dict[str, Tensor]:
+    """Tokens clipped above and below, apart, for any clipped loss (REPO, App. A.1)."""
+    mask_RT, log_prob = loss["response_mask"].bool(), loss["log_prob"].detach()
+    if plan.loss_mode == "gspo":
+        ratio = sequence_ratio(log_prob, loss["old_log_prob"], mask_RT)
+    else:
+        ratio = masked_log_ratio(log_prob, loss["old_log_prob"], mask_RT).exp()
+    above, below = ratio > 1 + loss["cliprange_high"], ratio < 1 - loss["cliprange_low"]
+    return {
+        "clipfrac_high": (above & (loss["advantages"] > 0)).float(),
+        "clipfrac_low": (below & (loss["advantages"] < 0)).float(),
+    }
+
+
+class Means:
+    """Token means over global mini-batches of what the losses report, averaged over the mini-batches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float | Tensor] = {}
+
+    def add(self, ctx: LossContext) -> None:
+        scale = ctx.dp_size / max(ctx.num_tokens, 1.0)
+        for name, x_RT in ctx.token_means.items():
+            share = torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum().double() * scale
+            self._sums[name] = self._sums.get(name, 0.0) + share
+        for name, x in ctx.token_sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + x.detach().double() * scale
+
+    def result(self, mini_batches: int, average) -> dict[str, float]:
+        """The means; ``average`` averages a vector over the ranks."""
+        if not self._sums:
+            return {}
+        names = sorted(self._sums)
+        values = average(torch.stack([torch.as_tensor(self._sums[name]) for name in names])) / max(mini_batches, 1)
+        return dict(zip((f"verl_entropy/{name}" for name in names), values.tolist(), strict=True))

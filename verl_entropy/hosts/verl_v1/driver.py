@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's part: read the plan, check it and prepare verl's configuration before Ray starts."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_entropy.config import checks, plan, startup
+from verl_entropy.config import warnings as risks
+from verl_entropy.config.settings import ConfigError
+from verl_entropy.config.spelling import check_spelling
+from verl_entropy.hosts.install import compat, hooks, patched
+from verl_entropy.log import say
+
+ACTOR = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig"
+POLICY_LOSS = "verl_entropy.hosts.verl_v1.configs.EntropyPolicyLossConfig"
+ENGINE = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPEngineConfig"
+_STOCK = {
+    ACTOR: ("verl.workers.config.FSDPActorConfig", "verl.workers.config.actor.FSDPActorConfig"),
+    POLICY_LOSS: ("verl.workers.config.PolicyLossConfig", "verl.workers.config.actor.PolicyLossConfig"),
+    ENGINE: ("verl.workers.config.FSDPEngineConfig", "verl.workers.config.engine.FSDPEngineConfig"),
+}
+
+
+def read_plan(config: DictConfig) -> plan.Plan:
+    """The plan of verl's configuration."""
+    return plan.read(plain(config))
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The parts that the checks read, as plain containers. Missing values (???) and unset interpolations stay as they are."""
+    parts = {k: config[k] for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation", "data", "critic") if k in config}
+    return {
+        k: OmegaConf.to_container(v, resolve=True, throw_on_missing=False) if OmegaConf.is_config(v) else v
+        for k, v in parts.items()
+    }
+
+
+def _retarget(node: DictConfig, target: str, path: str) -> None:
+    current = node.get("_target_")
+    if current == target:
+        return
+    if current is not None and current not in _STOCK[target]:
+        raise ConfigError(
+            f"{path}._target_={current}: verl-entropy's settings need {target}. Make your class a subclass of it and set "
+            f"{path}._target_ to your class only when no entropy setting is chosen, or remove {path}._target_."
+        )
+    node["_target_"] = target
+
+
+def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
+    """The base and the loss must be registered by now, or by the modules of the user that verl imports later; ours must be ours."""
+    from verl.trainer.ppo import core_algos
+    from verl.utils.import_utils import import_external_libs
+
+    from verl_entropy.hosts.verl_v1 import registration
+
+    import_external_libs(external_lib)
+    if chosen.base not in core_algos.ADV_ESTIMATOR_REGISTRY:
+        known = ", ".join(sorted(core_algos.ADV_ESTIMATOR_REGISTRY))
+        raise ConfigError(f"algorithm.adv_estimator={chosen.base}: not registered. Known: {known}.")
+    if chosen.loss_mode not in core_algos.POLICY_LOSS_REGISTRY:
+        known = ", ".join(sorted(core_algos.POLICY_LOSS_REGISTRY))
+        raise ConfigError(f"actor_rollout_ref.actor.policy_loss.loss_mode={chosen.loss_mode}: not registered. Known: {known}.")
+    for choice in (chosen.estimator, chosen.loss):
+        if choice is not None and choice.name in registration.REFUSED:
+            raise ConfigError(
+                f"{choice.algorithm.key}: {registration.REFUSED[choice.name]} registered that name before verl-entropy did. "
+                "Remove or rename the other one (VERL_USE_EXTERNAL_MODULES, VERL_USE_EXTERNAL_PLUGINS)."
+            )
+
+
+def prepare(config: DictConfig) -> plan.Plan | None:
+    """Check ``config`` and set what the chosen methods need; None, and nothing touched, if nothing of ours is chosen."""
+    chosen = read_plan(config)
+    if not chosen.active:
+        return None
+    hooks.require()
+    checks.check(chosen, plain(config))
+    arr = config.actor_rollout_ref
+    check_names(chosen, arr.model.get("external_lib"))
+    with open_dict(config):
+        _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
+        _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")
+        for role in ("actor", "ref"):
+            if role not in arr or "fsdp_config" not in arr[role]:
+                continue
+            _retarget(arr[role].fsdp_config, ENGINE, f"actor_rollout_ref.{role}.fsdp_config")
+            arr[role].fsdp_config.log_probs = "chunked" if "logits" in chosen.needs else chosen.entropy.log_probs
+        # A transform or a controller given in the place of an estimator or a loss: verl sees the base.
+        config.algorithm.adv_estimator = chosen.base
+        arr.actor.policy_loss.loss_mode = chosen.loss_mode
+        _keep_choice(config, chosen)
+        if "vocab_centre" in chosen.needs:
+            arr.actor.fsdp_config.vocab_centre = True
+        if "nucleus" in chosen.needs:
+            s = chosen.regularizer.settings
+            arr.actor.fsdp_config.nucleus = {"top_p": s.top_p, "crossing": s.crossing}
+        if chosen.diagnostics.enabled and chosen.diagnostics.costly_every:
+            arr.actor.fsdp_config.sample = True
+        if chosen.seal is not None:
+            arr.actor.fsdp_config.seal = OmegaConf.to_container(arr.actor.seal, resolve=True)
+        if "grad_entropy" in chosen.needs:
+            arr.actor.calculate_entropy = True
+    return chosen
+
+
+def check_values(config: DictConfig) -> list[str]:
+    """Refuse values of verl's keys with which the run cannot work, and return warnings of odd ones.
+
+    Where nothing of ours is chosen the run is verl's alone, and what would be refused is a warning.
+    """
+    raw = plain(config)
+    chosen = plan.read(raw)
+    found = risks.risks(chosen, raw, importlib.util.find_spec("flash_attn") is not None) if chosen.active else []
+    try:
+        startup.refuse(chosen, raw)
+    except ConfigError as error:
+        if chosen.active:
+            raise
+        return [str(error)]
+    return found
+
+
+def _keep_choice(config: DictConfig, chosen: plan.Plan) -> None:
+    """Write the chosen transforms and clip controller where the other processes read them."""
+    if "entropy" not in config.algorithm:
+        config.algorithm.entropy = {}
+    config.algorithm.entropy.transforms = [t.name for t in chosen.transforms]
+    if chosen.clip is not None:
+        config.actor_rollout_ref.actor.policy_loss.clip_controller = chosen.clip.name
+
+
+def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:
+    """Lines that say what the run does about entropy, printed once at start."""
+    actor = config.actor_rollout_ref.actor
+    head = f"verl {compat.verl_version()}, effective entropy_coeff {actor.entropy_coeff}, "
+    owner = f"entropy term owned by {chosen.regularizer.name}" if chosen.regularizer else "no regularizer"
+    lines = [head + owner, *chosen.describe(), *_left_out(chosen, config)]
+    return [*lines, patched.describe()] if patched.describe() else lines
+
+
+def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
+    """Diagnostics that this configuration cannot have, and the key that would change it."""
+    arr, notes = config.actor_rollout_ref, []
+    if not chosen.diagnostics.enabled:
+        return notes
+    if not arr.rollout.get("calculate_log_probs", False):
+        notes.append("note: no trainer-sampler mismatch without actor_rollout_ref.rollout.calculate_log_probs=True")
+    if chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
+        notes.append("note: no representations and interference with ulysses_sequence_parallel_size above 1")
+    elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
+        notes.append("note: no interference with actor_rollout_ref.model.use_fused_kernels=True, which keeps no logits")
+    return notes
+
+
+def check_environment(config: DictConfig) -> None:
+    """``data.env`` must hold known settings and name a class that imports; data given as JSON lines must be whole."""
+    if "env" not in config.data or config.data.env is None:
+        return
+    from verl_entropy import envs
+    from verl_entropy.agent.settings import PATH, AgentSettings
+
+    settings = AgentSettings.from_mappings(OmegaConf.to_container(config.data.env, resolve=True))
+    try:
+        envs.resolve(settings.name)
+    except ValueError as error:
+        raise ConfigError(f"{PATH}.name: {error}") from None
+    for key in ("train_files", "val_files"):
+        files = config.data.get(key) or []
+        for file in [files] if isinstance(files, str) else files:
+            if str(file).endswith((".json", ".jsonl")) and os.path.isfile(file):
+                _check_json_lines(str(file), f"data.{key}")
+
+
+def _check_json_lines(path: str, key: str) -> None:
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{key}={path}: line {number} is not JSON ({error}). Mend or remove that line.") from None
+            if line.strip() and not isinstance(row, dict):
+                raise ConfigError(f"{key}={path}: line {number} is not an object with the columns of a row.")
+
+
+def _tell_workers(config: DictConfig) -> None:
+    """Every Ray process of the run stops where a piece of ours fails (``hooks.CHOSEN``)."""
+    os.environ[hooks.CHOSEN] = "1"
+    if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
+        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", "1", force_add=True)
+
+
+def wrap(module: ModuleType) -> None:
+    """Make ``verl.utils.config.validate_config`` read our settings first."""
+    original = module.validate_config
+
+    @functools.wraps(original)
+    def validate_config(config, *args, **kwargs):
+        try:
+            check_spelling(config)
+            check_environment(config)
+            found = check_values(config)
+            chosen = prepare(config)
+        except ConfigError as error:
+            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        except hooks.HookError as error:
+            raise SystemExit(f"[verl-entropy] {error}") from None
+        if chosen is not None:
+            _tell_workers(config)
+        original(config, *args, **kwargs)
+        if chosen is not None:
+            for line in banner(chosen, config):
+                say(line)
+        for line in found:
+            say(f"WARNING: {line}")
+
+    module.validate_config = validate_config

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss side, in the training workers: ``verl.workers.engine_workers.ppo_loss`` with a context, a regulariser and the head.
+
+verl's ``ppo_loss`` runs unchanged (surrogate, KL, its own entropy term); what we add is normalised by the counts of the global
+mini-batch and multiplied by the data-parallel size, as verl's ``agg_loss`` does for FSDP, so that values and gradients do not
+depend on how rows are split.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import torch
+
+from verl_entropy.config.plan import Plan
+from verl_entropy.hosts.common import loss_side
+from verl_entropy.hosts.common.context import LossContext, use_loss
+from verl_entropy.hosts.common.loss_tools import clip_bounds, lengths, response_RT
+from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, WORKER_INFO
+from verl_entropy.methods.losses.clip import masked_log_ratio
+from verl_entropy.methods.losses.gspo import sequence_ratio
+
+_plans: dict[int, tuple[object, Plan]] = {}
+
+
+def _plan(config) -> Plan | None:
+    """The loss plan of an actor configuration of ours (parsed once), or None for a stock one."""
+    from verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig
+
+    if not isinstance(config, EntropyFSDPActorConfig):
+        return None
+    kept = _plans.get(id(config))
+    if kept is None or kept[0] is not config:
+        kept = _plans[id(config)] = (config, config.loss_plan())
+    return kept[1]
+
+
+def _padded(data, key: str, width: int) -> torch.Tensor:
+    nested = data[key]
+    return torch.nested.to_padded_tensor(nested, padding=0, output_size=(nested.size(0), width))
+
+
+def _context(plan: Plan, model_output, data) -> LossContext:
+    width = int(data["responses"].offsets().diff().max())
+    mask_RT = _padded(data, "response_mask", width).bool()
+    entropy = model_output.get("entropy")
+    info = data[WORKER_INFO] if WORKER_INFO in data.keys() else {}
+    return LossContext(
+        plan=plan,
+        micro_batch=data,
+        model_output=model_output,
+        entropy_RT=None if entropy is None else response_RT(entropy, data, width).float(),
+        mask_RT=mask_RT,
+        loss_mask_RT=_padded(data, "loss_mask", width).bool(),
+        num_tokens=float(data["batch_num_tokens"]),
+        num_rows=float(data[NUM_ROWS]),
+        dp_size=int(data["dp_size"]),
+        info=dict(info),
+    )
+
+
+def _move_clip(config, ctx: LossContext) -> None:
+    """ADAPO: the driver's controller sets the upper clip bound of whatever loss runs."""
+    if ctx.plan.clip is not None:
+        # verl's configuration fields are frozen; this one is a coefficient of this iteration.
+        object.__setattr__(config, "clip_ratio_high", ctx.info["adapo"]["eps_high"])
+
+
+def _clip_sides(config, ctx: LossContext) -> None:
+    """Shares of clipped tokens above and below, apart, for any clipped loss (REPO, App. A.1)."""
+    width = ctx.mask_RT.shape[1]
+    log_prob = response_RT(ctx.model_output["log_probs"], ctx.micro_batch, width).detach()
+    old, advantages = _padded(ctx.micro_batch, "old_log_probs", width), _padded(ctx.micro_batch, "advantages", width)
+    if ctx.plan.loss_mode == "gspo":
+        ratio = sequence_ratio(log_prob, old, ctx.mask_RT)
+    else:
+        ratio = masked_log_ratio(log_prob, old, ctx.mask_RT).exp()
+    low, high = clip_bounds(config)
+    ctx.token_means["clipfrac_high"] = ((ratio > 1 + high) & (advantages > 0)).float()
+    ctx.token_means["clipfrac_low"] = ((ratio < 1 - low) & (advantages < 0)).float()
+
+
+def _metrics(ctx: LossContext) -> dict:
+    """Exact global means under any split: each micro-batch adds its share, ranks average what carries ``dp_size``."""
+    from verl.utils.metric.utils import AggregationType, Metric
+
+    metrics = {"verl_entropy/active": Metric(value=1.0, aggregation=AggregationType.MAX)}
+    scale = ctx.dp_size / max(ctx.num_tokens, 1.0)
+    sums = {name: torch.where(ctx.mask_RT, x_RT.detach().float(), 0.0).sum() for name, x_RT in ctx.token_means.items()}
+    sums.update({name: x.detach().float() for name, x in ctx.token_sums.items()})
+    shares = (torch.stack(list(sums.values())) * scale).tolist()  # one wait for the device, not one per metric
+    for name, share in zip(sums, shares, strict=True):
+        metrics[f"verl_entropy/{name}"] = Metric(value=share, aggregation=AggregationType.SUM)
+    return metrics
+
+
+def _slice_at_once(module: ModuleType) -> None:
+    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's losses of actor and critic call it."""
+    original = module.no_padding_2_padding
+
+    @functools.wraps(original)
+    def no_padding_2_padding(tensor, data):
+        values = tensor.values() if tensor.is_nested else tensor
+        if values.dim() != 1 or not data["prompts"].is_nested or "max_response_len" in data.keys():
+            return original(tensor, data)
+        prompt_R, response_R = lengths(data)
+        seen = torch.stack([prompt_R.sum() + response_R.sum(), prompt_R.min(), response_R.max()])
+        total, shortest, width = seen.tolist()  # one wait for the device
+        if total != len(values) or shortest == 0:
+            return original(tensor, data)  # says what is wrong
+        return response_RT(values, data, width)
+
+    module.no_padding_2_padding = no_padding_2_padding
+
+
+def wrap(module: ModuleType) -> None:
+    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils import losses
+
+    _slice_at_once(losses)
+    original = module.ppo_loss
+
+    @functools.wraps(original)
+    def ppo_loss(config, model_output, data, dp_group=None):
+        plan = _plan(config)
+        if plan is None:
+            return original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+        ctx = _context(plan, model_output, data)
+        if not ctx.num_tokens:  # a transform took all of the mini-batch, and verl would divide 0 by 0
+            tu.assign_non_tensor(data, batch_num_tokens=1)
+        _move_clip(config, ctx)
+        with use_loss(ctx):
+            total, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+        _clip_sides(config, ctx)
+        for term in loss_side.extra_terms(ctx):
+            total = total + term
+        metrics.update(_metrics(ctx))
+        return total, metrics
+
+    ppo_loss.verl_entropy = True
+    module.ppo_loss = ppo_loss
+
+
+def is_ours(function) -> bool:
+    """Whether ``function`` is the loss that ``wrap`` put in place."""
+    return getattr(function, "verl_entropy", False)

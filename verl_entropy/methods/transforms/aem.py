@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive entropy modulation (AEM, arXiv 2605.00425)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verl_entropy.batch.numerics import center_by_group, group_range, rounding
+from verl_entropy.batch.turns import Turns
+
+
+def aem(
+    advantages_RT: Tensor,
+    entropy_RT: Tensor,
+    turns: Turns,
+    *,
+    temperature: float = 1.0,
+    min_range: float = 1e-8,
+    min_group: int = 2,
+) -> Tensor:
+    """A'_{r,t} = alpha_r A_{r,t}: turns of low entropy inside their prompt group weigh more; (R, T).
+
+    ``entropy_RT`` are the token entropies (nats) of the pass that gives old_log_probs; no gradient flows into
+    them. H_r is over trained tokens, and a turn without one is in no group. ``temperature=0`` returns
+    ``advantages_RT`` itself. See ``aem_weights`` for alpha.
+    """
+    if temperature == 0:
+        return advantages_RT
+    entropy_K = turns.trained_mean(entropy_RT.detach())
+    alpha_K = aem_weights(entropy_K, turns, temperature=temperature, min_range=min_range, min_group=min_group)
+    return turns.scale(advantages_RT, alpha_K)
+
+
+def aem_weights(
+    entropy_K: Tensor, turns: Turns, *, temperature: float = 1.0, min_range: float = 1e-8, min_group: int = 2
+) -> Tensor:
+    """The factor of each turn, with mean 1 in its prompt group; (K,), fp32.
+
+        H_r     = mean token entropy of turn r, ``entropy_K``                           Eq. 13
+        h_r     = (H_r - min_G H) / (max_G H - min_G H)    over the turns of the group  Eq. 14
+        alpha_r = exp(-lambda h_r) / mean_G exp(-lambda h)                              Eq. 15
+
+    alpha = 1 in a group with fewer than ``min_group`` turns or whose entropies span less than ``min_range``
+    nats, or no more than fp32 rounding of an entropy (``rounding``, at least that of 1 nat): the paper sets alpha = 1 "to avoid
+    sampling noise" under a condition that is not known, and no
+    authors' code is public. A turn whose entropy is not finite keeps alpha = 1 and is left out of its group.
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature}: must be >= 0; 0 switches AEM off.")
+    alpha_K = torch.ones_like(entropy_K)
+    kept_N = torch.isfinite(entropy_K).nonzero().squeeze(-1)
+    entropy_N, group_N = entropy_K[kept_N].double(), turns.group_K[kept_N]
+    low_N, high_N = group_range(entropy_N, group_N, turns.num_groups)
+    count_P = torch.bincount(group_N, minlength=turns.num_groups)
+    range_N = high_N - low_N
+    active_N = (range_N >= min_range) & (range_N > rounding(high_N.abs().clamp_min(1.0))) & (count_P[group_N] >= min_group)
+    weight_N = torch.exp(-temperature * (entropy_N - low_N) / torch.where(active_N, range_N, 1.0))
+    total_P = weight_N.new_zeros(turns.num_groups).index_add_(0, group_N, weight_N)
+    mean_N = (total_P / count_P.clamp(min=1))[group_N]
+    return alpha_K.index_copy_(0, kept_N, torch.where(active_N, weight_N / mean_N, 1.0).to(alpha_K.dtype))
+
+
+def sign_mask(advantages_RT: Tensor, entropy_RT: Tensor, turns: Turns, *, drop: str) -> Tensor:
+    """Mask of the analysis of Eq. 16: keep turns unless A_r (H_r - mean_G H) has the sign ``drop``; (R, T), bool.
+
+    A_r is the turn's mean advantage and H_r - mean_G H its entropy relative to its prompt group, AEM's proxy of the relative
+    surprisal. The drift of entropy under a policy-gradient step is their product, so dropping "positive" turns lowers entropy
+    and dropping "negative" ones raises it.
+    """
+    if drop not in ("positive", "negative"):
+        raise ValueError(f"drop={drop!r}: allowed are positive, negative.")
+    entropy_K = turns.trained_mean(entropy_RT.detach()).double()
+    finite_K = torch.isfinite(entropy_K)
+    relative_K = torch.zeros_like(entropy_K)  # a turn whose entropy is not finite is kept
+    relative_K[finite_K] = center_by_group(entropy_K[finite_K], turns.group_K[finite_K], turns.num_groups)
+    product_K = turns.mean(advantages_RT) * relative_K
+    kept_K = product_K <= 0 if drop == "positive" else product_K >= 0
+    return turns.to_tokens(kept_K.float()).bool()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REPO-D: advantages shifted so that the predicted change of entropy is cancelled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verl_entropy.batch.packed import spread
+from verl_entropy.batch.turns import Packed, Turns
+from verl_entropy.methods.transforms.centre import active_rows, centred_log_prob, scope_mean
+from verl_entropy.methods.transforms.result import TransformResult
+
+SCOPES = ("batch", "group", "per_token")
+
+
+def repo_d(
+    advantages_RT: Tensor | Packed,
+    turns: Turns,
+    log_prob_RT: Tensor,
+    entropy_RT: Tensor | None = None,
+    *,
+    zeta: float = 1e-3,
+    center: str = "exact",
+    scope: str = "batch",
+    clamp: bool = False,
+    skip_zero_groups: bool = True,
+) -> TransformResult:
+    """Advantage minus a multiple of the centred log-probability that is proportional to the predicted loss of entropy.
+
+        A'   = A - beta L
+        beta = zeta E_a[A L pi]        (by Cor. 1, dH ~ -E_a[A L pi], so beta = -zeta dH)
+        L    = log pi(a|s) - E_{a ~ pi}[log pi(a|s)]                     (nats)
+
+    Shapes: ``advantages_RT``, ``log_prob_RT``, ``entropy_RT`` and the result [R, T]; the result is 0 outside
+    the mask.
+
+    Source: "Entropy-Preserving Reinforcement Learning" (REPO), sec. 4 and Cor. 1. No public code. What the
+    paper leaves open, and what we chose:
+
+    - ``scope`` of the expectation: ``batch`` (default) or ``group``, the mean over the valid tokens of the
+      batch or of the prompt group. ``per_token`` is the literal one-sample reading, A' = A (1 - zeta pi L^2):
+      it can only shrink A, while appendix E.1 speaks of a rotation that boosts actions by their surprisal, so
+      it is not the default;
+    - sign of beta: entropy that is already rising gives beta < 0, which is applied ("neutralise dH") unless
+      ``clamp`` stops beta at 0;
+    - ``center`` of L: as in REPO-R;
+    - prompt groups whose advantages are all 0: the paper drops them from the batch. Where they are still in
+      it, ``skip_zero_groups`` (default) leaves them out of the mean and unchanged; without it the formula gives them -beta L.
+
+    zeta is moved by ``TargetEntropyController`` (1e-3, x2 / :2, [1e-3, 10]). Neutral: zeta = 0 returns A.
+    """
+    if scope not in SCOPES:
+        raise ValueError(f"scope={scope!r}: allowed are {', '.join(SCOPES)}.")
+    advantages_N, log_prob_N = turns.pack(advantages_RT), turns.pack(log_prob_RT)
+    tokens = counted = max(len(advantages_N), 1)
+    centred_N = centred_log_prob(log_prob_N, entropy_RT, turns, center)
+    loss_N = log_prob_N.exp().mul_(centred_N).mul_(advantages_N)
+    if scope == "per_token":
+        beta = zeta * loss_N
+    else:
+        active_R = active_rows(advantages_N, turns) if skip_zero_groups else None
+        beta = zeta * scope_mean(loss_N, turns, scope, active_R)
+        if active_R is not None:
+            counted = max(int((turns.tokens_R * active_R).sum()), 1)
+            beta = beta * spread(active_R, turns.tokens_R)
+    beta = beta.clamp_min(0.0) if clamp else beta
+    metrics = {
+        "zeta": zeta,
+        "predicted_entropy_change": -float(loss_N.sum()) / tokens,
+        "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / counted,
+    }
+    return TransformResult(Packed(torch.addcmul(advantages_N, centred_N, beta, value=-1.0), turns), metrics=metrics)
