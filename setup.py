@@ -46,7 +46,7 @@ setup(
         "hydra_plugins.verl_entropy_searchpath",
     ],
     package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
-    package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "**/*.json", "**/*.txt"]},
+    package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "README.md", "**/*.json", "**/*.txt"]},
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
     extras_require={
