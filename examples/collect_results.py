@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collect the summaries of quickstart runs into examples/results/quickstart.json, from which README.md takes its table.
 
-    python examples/collect_results.py .quickstart [MORE FOLDERS...]
+python examples/collect_results.py .quickstart [MORE FOLDERS...]
 """
 
 import importlib.metadata

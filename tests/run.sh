@@ -42,6 +42,8 @@ fi
 
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 "$python" -m ruff check .
+"$python" -m ruff format --check verl_entropy tests examples recipes setup.py
+"$venv/bin/lint-imports" --no-cache
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"

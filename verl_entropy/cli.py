@@ -8,7 +8,9 @@ RunFileError) or OSError with a message for the user; it is printed here in one 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import json
 import os
 import sys
 import textwrap
@@ -51,7 +53,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "validate",
         "compose verl's configuration, check it, print the plan and the memory it needs",
-        "verl itself would stop the run; with --strict also a warning",
+        "with --strict a warning",
     ),
     Command("data", "make the data files of an environment"),
     Command("evaluate", "success of a checkpoint on an environment's tasks"),
@@ -125,12 +127,62 @@ def _missing(error: ImportError) -> str:
     return f"this command needs {top or 'a module'}, which cannot be imported ({_one_line(error)}). Fix: {what}."
 
 
+FOREIGN = (
+    "jinja2",
+    "tokenizers",
+    "safetensors",
+    "hydra",
+    "omegaconf",
+    "yaml",
+    "antlr4",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "huggingface_hub",
+)
+"""Libraries whose exceptions at the command line mean wrong input. tokenizers and safetensors raise a bare Exception or a class of
+their own."""
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Whether a library that reads the user's input raised ``error``: by its class, or by where it was raised."""
+    if {base.__module__.split(".")[0] for base in type(error).__mro__} & set(FOREIGN):
+        return True
+    return type(error) is Exception  # what tokenizers raises from Rust
+
+
+def _unknown_command(argv: Sequence[str]) -> str | None:
+    """What to say of a first word that is no command."""
+    word = next((word for word in argv if not word.startswith("-")), None)
+    names = [command.name for command in COMMANDS]
+    if word is None or word in names:
+        return None
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"{word}: no such command.{hint} Known: {', '.join(names)}."
+
+
+def _say(name: str | None, message: str, as_json: bool) -> int:
+    """The one line about wrong input on stderr; with --json also {"error": ...} on stdout."""
+    if as_json:
+        print(json.dumps({"error": message, "command": name, "exit_code": BAD_INPUT}, indent=1))
+    print("verl-entropy" + (f" {name}" if name else "") + f": {message}", file=sys.stderr)
+    return BAD_INPUT
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    name = _name(argv)
+    name, as_json = _name(argv), "--json" in argv
+    if (unknown := _unknown_command(argv)) is not None:
+        return _say(None, unknown, as_json)
     try:
-        args = parser(name).parse_args(argv)
+        try:
+            args = parser(name).parse_args(argv)
+        except SystemExit as stop:  # argparse has said it on stderr
+            if as_json and stop.code == BAD_INPUT:
+                print(json.dumps({"error": "wrong arguments, see stderr", "command": name, "exit_code": BAD_INPUT}, indent=1))
+            raise
         return args.run(args)
     except ImportError as error:
         message = _missing(error)
@@ -141,8 +193,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _one_line(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    print(f"verl-entropy {name}: {message}", file=sys.stderr)
-    return BAD_INPUT
+    except Exception as error:
+        if not _is_foreign(error):
+            raise  # a fault of ours: the traceback is of use
+        message = (
+            f"{_one_line(error)} ({type(error).__module__}.{type(error).__name__}). Fix: mend or replace the file or word named."
+        )
+    return _say(name, message, as_json)
 
 
 if __name__ == "__main__":

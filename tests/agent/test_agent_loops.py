@@ -200,6 +200,9 @@ class TestBoth:
                 "episode_length": 5.0,
                 "valid_actions": 0.4,
                 "env_retried": 0.0,
+                "cut_answers": 0.0,
+                "cut_prompts": 0.0,
+                "no_room": 0.0,
             }
         )
 

@@ -106,7 +106,7 @@ def test_protocol_is_structural():
         (read_reset, (1, {}), "observation of type int"),
         (read_reset, ("o", None), "info of type NoneType"),
         (read_step, ("o", 0.0, False, {}), "Gym before 0.26"),
-        (read_step, ("o", float("nan"), False, False, {}), "reward nan"),
+        (read_step, ("o", float("nan"), False, False, {}), "reward is nan"),
         (read_step, ("o", 0.0, False, False, {"admissible_actions": "up"}), "not a list of str"),
     ],
 )

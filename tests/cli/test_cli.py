@@ -152,3 +152,55 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     command = f"{sys.executable} -m verl_entropy.cli list | head -1"
     out = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in out.stderr and out.stdout.startswith("verl-entropy")
+
+
+def test_an_unknown_command_says_the_nearest(capsys):
+    code, out, err = run(capsys, "lsit")
+    assert code == 2 and "Did you mean list?" in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("argv", [["lsit", "--json"], ["explain", "gigpoo", "--json"], ["advise", "/nowhere", "--json"]])
+def test_wrong_input_with_json_prints_json(capsys, argv):
+    code, out, err = run(capsys, *argv)
+    assert code == 2 and json.loads(out)["error"] and json.loads(out)["exit_code"] == 2 and err.count("\n") == 1
+
+
+def test_wrong_arguments_with_json_print_json(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["explain", "--json", "--nonesuch"])
+    assert stopped.value.code == 2 and json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def _jinja():
+    import jinja2
+
+    jinja2.Template("{{ a")
+
+
+def _tokenizers():
+    import tokenizers
+
+    tokenizers.Tokenizer.from_file("/nowhere/tokenizer.json")
+
+
+def _safetensors():
+    import safetensors
+
+    safetensors.deserialize(b"garbage that is no header")
+
+
+@pytest.mark.parametrize("fault", [_jinja, _tokenizers, _safetensors])
+def test_an_exception_of_a_library_is_one_line(capsys, monkeypatch, fault):
+    pytest.importorskip(fault.__name__.strip("_").replace("jinja", "jinja2"))
+    monkeypatch.setattr("verl_entropy.commands.explain.run", lambda args: fault())
+    code, _, err = run(capsys, "explain", "aem")
+    assert code == 2 and err.count("\n") == 1 and "Fix: " in err
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def fault(args):
+        raise KeyError("ours")
+
+    monkeypatch.setattr("verl_entropy.commands.explain.run", fault)
+    with pytest.raises(KeyError):
+        cli.main(["explain", "aem"])

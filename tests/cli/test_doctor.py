@@ -124,3 +124,30 @@ def test_a_ray_that_does_not_answer_is_ended(monkeypatch):
 
     found = seams.ray_worker(limit_s=0.2)
     assert not found["active"] and "0 s" in found["error"]
+
+
+def test_a_section_that_breaks_is_a_fail_and_the_others_still_run(capsys, monkeypatch):
+    """A module that registers gigpo before verl-entropy does may raise in the registration itself."""
+    from verl_entropy.hosts.install import seams
+
+    def clash():
+        raise ValueError("Estimator gigpo is registered already by mine.module")
+
+    monkeypatch.setattr(seams, "registries", clash)
+    code, out, _ = run(capsys, "--no-ray", "--json")
+    found = statuses(out)
+    assert code == 1 and found[("registries", "names")] == "fail" and "mine.module" in out and "Fix: " in out
+    assert found[("environment", "fused kernels")] == "ok" and ("Ray", "worker") in found
+
+
+def test_a_missing_pyarrow_and_an_old_hydra_fail_with_the_fix():
+    components = {c.name: c for c in matrix.COMPONENTS}
+    for name, version in (("pyarrow", None), ("hydra-core", "1.1.2")):
+        found = matrix.compare(components[name], version)
+        assert found.status == "fail" and "Fix: pip install" in found.note
+
+
+def test_a_foreign_verl_has_a_fix(monkeypatch):
+    monkeypatch.setattr(compat, "verl_version", lambda: "0.4.0")
+    monkeypatch.setattr(compat, "missing_symbols", lambda modules=None: ["verl.x"])
+    assert "Fix: pip install 'verl==0.9.1'" in compat.unsupported_reason()

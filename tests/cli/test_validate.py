@@ -63,8 +63,9 @@ def test_effective_entropy_coeff_is_that_of_whoever_owns_the_term(capsys, words,
 
 
 def test_verls_own_refusal_is_reported(capsys):
-    code, out, _ = run(capsys, "gigpo", ROLLOUTS)  # no micro-batch size
-    assert code == 1 and "verl would stop the run" in out and "ppo_micro_batch_size" in out
+    code, out, err = run(capsys, "gigpo", ROLLOUTS)  # no micro-batch size
+    assert code == 2 and "verl would stop the run" in err  # as what verl-entropy refuses: either way the run would not start
+    assert "verl would stop the run" in out and "ppo_micro_batch_size" in out
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,8 @@ def test_refused_by_the_drivers_checks_in_one_line(capsys, words, says):
     ("words", "says"),
     [
         (["gigppo"], "Did you mean gigpo?"),
+        (["+entropy=[gigpoo]"], "Did you mean gigpo?"),
+        (["trainer.default_local_dir=/ckpt/lr=1e-6"], "Quote it: \"trainer.default_local_dir='/ckpt/lr=1e-6'\""),
         (["nonsense!"], "neither an override"),
         (["+entropy=nonesuch"], "entropy/nonesuch"),
         (["actor_rollout_ref.actor.entropy_coef=1"], "Did you mean actor_rollout_ref.actor.entropy_coeff?"),
@@ -183,3 +186,72 @@ def test_a_critic_whose_model_is_not_on_this_machine_is_a_note_and_no_wait(capsy
     argv = ["+entropy=aem", "algorithm.adv_estimator=gae", "critic.model.path=nobody/has-this-model", *SIZES]
     code, out, _ = run(capsys, *argv, "critic.ppo_micro_batch_size_per_gpu=2", *MODEL)
     assert code == 0 and "nobody/has-this-model is not on this machine" in " ".join(out.split()), out
+
+
+# ----------------------------------------------------------------------------- values that cannot work, and odd ones
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+REFUSED = [
+    (f"{ROLLOUT}.temperature=0", "must be above 0"),
+    (f"{ROLLOUT}.temperature=-1", "must be above 0"),
+    (f"{ROLLOUT}.top_p=0", "above 0, at most 1"),
+    ("trainer.n_gpus_per_node=0", "at least 1"),
+    (f"{ACTOR}.grad_clip=0", "every gradient zero"),
+    (f"{ROLLOUT}.agent.default_agent_loop=stepwise_evn", "Did you mean stepwise_env?"),
+    (f"{ROLLOUT}.tensor_model_parallel_size=999", "more than the 8 GPU(s)"),
+    (f"{ROLLOUT}.max_model_len=256", "leaves no token"),
+    ("trainer.resume_mode=autoo", "Did you mean auto?"),
+    ("+algorithm.entropy.diagnostics.run_file.folder=/proc/runs", "cannot be written to"),
+    ("+algorithm.entropy.diagnostics.run_file.folder=/etc/hostname/runs", "is a file"),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), REFUSED, ids=lambda v: v if "=" in v else "")
+def test_a_value_that_cannot_work_is_refused_by_validate_and_at_the_start(capsys, word, says):
+    code, out, err = run(capsys, "gigpo", *SIZES, word)
+    assert code == 2 and says in err and word.lstrip("+").split("=")[0] in err and err.count("\n") == 1 and not out
+    from verl_entropy import plugin
+
+    plugin.install()
+    from verl.utils.config import validate_config
+
+    with pytest.raises(SystemExit) as stopped:
+        validate_config(compose.compose(["gigpo", *SIZES, word]), use_reference_policy=False, use_critic=False)
+    assert says in str(stopped.value.code)
+
+
+ODD = [
+    ([f"{ROLLOUT}.response_length=100"], "data.max_response_length=512, but"),
+    ([f"{ROLLOUT}.max_model_len=600"], "responses to long prompts are cut"),
+    (["data.train_files=/nowhere/a.parquet"], "/nowhere/a.parquet is not on this machine"),
+    (["actor_rollout_ref.model.path=/nowhere/model"], "no such folder on this machine"),
+    (["data.train_batch_size=16", f"{ACTOR}.use_dynamic_bsz=True"], "ppo_mini_batch_size=16 or less"),
+    ([f"{ACTOR}.optim.lr=1000"], "the policy will be lost"),
+    ([f"{ACTOR}.clip_ratio_high=0"], "at 0 none can rise"),
+    (["clip_b,clip_v"], "Choose one"),
+    (["seal", "actor_rollout_ref.actor.seal.alpha=2000"], "outweighs the policy's loss"),
+    (["entrocraft_switch", "+data.env.name=household"], "trajectory scores of +1 or -1"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), ODD, ids=[says for _, says in ODD])
+def test_an_odd_value_is_a_warning_of_validate_and_of_the_start(capsys, words, says):
+    from verl_entropy import plugin
+
+    plugin.install()
+    from verl.utils.config import validate_config
+
+    if "=" in words[0]:
+        words = ["gigpo", *words]
+    code, out, _ = run(capsys, *words, *SIZES, *MODEL)
+    assert code == 0 and says in " ".join(out.split()), out
+    capsys.readouterr()
+    validate_config(compose.compose([*words, *SIZES]), use_reference_policy=False, use_critic=False)
+    told = capsys.readouterr()
+    assert says in told.out + told.err
+
+
+def test_a_prompt_beyond_the_models_positions_is_warned_of(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 700, "vocab_size": 1000, "hidden_size": 64}')
+    code, out, _ = run(capsys, "gigpo", *SIZES, f"actor_rollout_ref.model.path={tmp_path}")
+    assert code == 0 and "700 positions" in " ".join(out.split()), out

@@ -22,14 +22,16 @@ def stored() -> dict:
 
 @pytest.fixture(scope="module")
 def result(stored) -> dict:
-    return simulate.evaluate_detector(per_kind=stored["curves"] // len(simulate.KINDS), seed=stored["seed"])
+    found = simulate.evaluate_detector(per_kind=stored["curves"] // len(simulate.KINDS), seed=stored["seed"])
+    seeds = stored["family_seeds"]
+    return {**found, "families": simulate.evaluate_families(seeds), "family_seeds": seeds}
 
 
 def test_confusion_is_bounded(result):
     assert result["accuracy_without_hard"] >= 0.94
     assert result["false_alarm_rate_per_run_without_hard"] <= 0.03
     assert result["false_sign_rate_per_run"] <= 0.02
-    assert result["delay_steps"]["p50"] <= 12
+    assert result["delay_steps"]["p50"] <= 9
     assert result["onset_error_steps"]["p90"] <= 12
 
 
@@ -54,7 +56,7 @@ def test_table_fits_a_terminal(result):
 
 def test_phases_of_one_eruption_and_its_onset():
     _, spans = detect(range(120), entropy_curve(120, erupts=True, seed=3))
-    assert [s.phase for s in spans] == ["descent", "eruption", "subsidence", "descent"]
+    assert [s.phase for s in spans if s.phase != "steady"] == ["descent", "eruption", "subsidence", "descent"]
     assert abs(spans[1].first - 48) <= 5 and 60 <= spans[2].first <= 76
     assert spans[0].first == 0 and spans[-1].last == 119
 
@@ -63,7 +65,9 @@ def test_missing_values_do_not_change_what_is_seen():
     curve = entropy_curve(120, erupts=True, seed=3)
     holes = [v for value in curve for v in (value, math.nan, None, math.inf)]
     sparse = detect(range(len(holes)), holes)[0].events
-    assert [e.name for e in sparse] == [e.name for e in detect(range(120), curve)[0].events]
+    whole = detect(range(120), curve)[0].events
+    moved = ("eruption", "subsidence")
+    assert [e.name for e in sparse if e.name in moved] == [e.name for e in whole if e.name in moved]
 
 
 @pytest.mark.parametrize("cut", [3, 30, 57, 75, 100])
@@ -117,3 +121,66 @@ def test_signs_fire_on_a_fall_and_end():
         detector.update(step, 0.5, interference_negative=float(value))
         on.append(detector.signs["sign_interference"])
     assert not any(on[:41]) and any(on[42:48]) and not any(on[80:])
+
+
+def names(values, steps=None, **more) -> list[str]:
+    """Events of a curve in order."""
+    return [e.name for e in detect(range(len(values)) if steps is None else steps, values, **more)[0].events]
+
+
+def test_the_goal_is_reached_on_the_families_and_no_simpler_rule_does(result):
+    def reaches(r):
+        return r["found"] >= 0.97 and r["false_alarms"] <= 0.01 and r["shift"] == 0 and r["delay"] <= 9
+
+    assert {rule for rule, r in result["families"].items() if reaches(r)} == {"ours"}
+
+
+def noisy(values, seed=0):
+    return np.asarray(values) * (1 + 0.05 * np.random.default_rng(seed).normal(size=len(values)))
+
+
+def test_missing_steps_in_the_rise_do_not_hide_an_eruption():
+    curve = noisy(np.interp(range(120), [0, 60, 75, 80, 100], [0.2, 0.2, 1.5, 1.5, 0.3]))
+    curve[62:72] = math.nan
+    assert "eruption" in names(curve)
+
+
+def test_a_jump_alarms_where_it_stays_and_not_after_a_resume():
+    curve = noisy(np.where(np.arange(150) < 80, 0.3, 1.0))
+    assert names(curve)[-3:] == ["step_change", "eruption", "runaway"]
+    assert "eruption" not in names(curve, resumes=(80,)) and "step_change" in names(curve, resumes=(80,))
+
+
+def test_a_jump_that_is_undone_is_no_eruption():
+    curve = noisy(np.where((np.arange(120) >= 70) & (np.arange(120) < 74), 1.0, 0.3))
+    assert "eruption" not in names(curve)
+
+
+def test_an_eruption_that_does_not_return_is_a_runaway():
+    curve = noisy(np.interp(range(200), [0, 60, 80], [0.3, 0.3, 2.0]))
+    assert names(curve)[-2:] == ["eruption", "runaway"]
+
+
+def test_a_slow_rise_of_a_long_run_is_no_descent():
+    curve = noisy(np.interp(range(5000), [0, 3000, 3750], [0.25, 0.25, 1.55]))
+    detector, spans = detect(range(5000), curve)
+    assert {e.name for e in detector.events} & {"eruption", "runaway"}
+    assert all(s.phase == "eruption" for s in spans if s.first >= 3500 or s.last >= 3750)
+
+
+def test_a_flat_run_is_steady_from_its_first_step():
+    detector, spans = detect(range(200), noisy(np.full(200, 0.4)))
+    assert detector.phase == "steady" and [s.phase for s in spans] == ["steady"]
+
+
+def test_recovery_from_a_collapse_is_named_and_no_eruption():
+    curve = noisy(np.interp(range(160), [0, 40, 80, 110], [0.6, 0.005, 0.005, 0.4]))
+    found = [n for n in names(curve) if n not in ("steady", "descent")]
+    assert found == ["collapse", "recovery"]
+
+
+def test_every_fifth_step_is_enough():
+    steps = np.arange(0, 200, 5)
+    curve = noisy(np.interp(steps, [0, 100, 120, 130, 150], [0.25, 0.25, 1.5, 1.5, 0.3]))
+    event = next(e for e in detect(steps, curve)[0].events if e.name in ("eruption", "runaway"))
+    assert 100 <= event.step <= 125

@@ -257,3 +257,22 @@ def test_what_cannot_be_measured_is_said_at_start():
     config.actor_rollout_ref.actor.entropy_coeff = 0.0
     lines = driver.banner(driver.read_plan(config), config)
     assert any("no interference" in line for line in lines) and any("no trainer-sampler mismatch" in line for line in lines)
+
+
+def test_a_fresh_run_moves_the_run_that_was_there_aside(tmp_path, capsys):
+    config = OmegaConf.create({"trainer": {"experiment_name": "e"}})
+    first = opened(tmp_path)
+    for step in (1, 2, 3):
+        first.write(step, {"actor/entropy": float(step)})
+    settings = read_live({"run_file": {"folder": str(tmp_path / "run")}})
+    second = diagnostics_side.DiagnosticsSide(settings)
+    second.open(config, resumed=False)
+    second.write(1, {"actor/entropy": 9.0})
+    aside = tmp_path / "run" / "earlier-1"
+    out = capsys.readouterr()
+    assert str(aside) in out.out + out.err
+    assert RunReader(aside).steps.tolist() == [1, 2, 3] and RunReader(tmp_path / "run").steps.tolist() == [1]
+    third = diagnostics_side.DiagnosticsSide(settings)
+    third.open(config, resumed=True)  # goes on from a checkpoint of step 1
+    third.write(2, {"actor/entropy": 8.0})
+    assert RunReader(tmp_path / "run").steps.tolist() == [1, 2] and not (tmp_path / "run" / "earlier-2").exists()

@@ -98,7 +98,11 @@ def test_reward_and_end():
         ("step by step " * 1000 + r"\boxed{%s}", True, True),  # far longer than a command
         (r"\boxed{%s}" + " as was to be shown" * 10, True, True),  # the box is not in the last characters
         (r"<think> \boxed{%s} </think> It is \boxed{-1}.", False, True),  # what follows the thought counts
-        (r"<think> so \boxed{%s}" + " and again" * 10, True, False),  # cut: invalid, and judged as verl's own rollout would
+        (
+            r"<think> so \boxed{%s}" + " and again" * 10,
+            False,
+            False,
+        ),  # a thought that does not end is no answer, in verl's own rollout as here
         (r"<action> \boxed{%s} </action>", True, True),
         ("%s", False, True),
     ],
@@ -168,8 +172,8 @@ def test_parquet_in_verls_layout(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"question": "a", "answer": 1}\n{"question": "b"}', "line 2: needs a non-empty 'answer'"),
-        ('{"question": "a", "answer": 1}\n\n{"question": ', "line 3"),
+        ('\n{"question": "b"}', "line 2: needs a non-empty 'answer'"),
+        ('\n\n{"question": ', "line 3"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, says):

@@ -47,6 +47,8 @@ def test_action_grammar(action, parsed):
         ("near Lake Anselm", ("Lake Anselm",), 0.0, 0.8),  # precision 2/3, recall 1
         ("O'Brien", ("obrien",), 1.0, 1.0),
         ("no idea", ("Lake Anselm",), 0.0, 0.0),
+        ("The", ("A",), 0.0, 0.0),
+        ("!", ("?",), 0.0, 0.0),
         ("lake lake", ("lake",), 0.0, 2 / 3),  # a word counts as often as it is wanted
     ],
 )
@@ -153,6 +155,9 @@ def test_the_experts_answers_are_well_formed_although_their_thoughts_name_the_ac
 # ----------------------------------------------------------------------------- a retrieval server
 
 
+GAPS = [{"document": {"contents": contents}} for contents in ("", "Rome\nA city.", " ")]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Search-R1's server in small; ``server.script`` holds what to do with the next requests."""
 
@@ -166,9 +171,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(act)
             return
         documents = [{"document": {"id": str(i), "contents": f'"Title {i}"\nText {i}'}, "score": 1.0} for i in range(5)]
-        body = {"bare": {"result": [[d["document"] for d in documents]]}, "odd": {"hits": []}, "text": None}.get(
-            act, {"result": [documents[: request["topk"]]]}
-        )
+        body = {
+            "bare": {"result": [[d["document"] for d in documents]]},
+            "odd": {"hits": []},
+            "text": None,
+            "gaps": {"result": [GAPS]},
+        }.get(act, {"result": [documents[: request["topk"]]]})
         data = b"<html>" if act == "text" else json.dumps(body).encode()
         self.send_response(200)
         self.end_headers()
@@ -267,8 +275,8 @@ def test_parquet_in_verls_layout(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (['{"question": "a", "answer": "b"}', "{oops"], "line 2"),
-        (['{"question": "a", "answer": "b"}', "", '{"question": "a"}'], "line 3: needs a non-empty 'answer'"),
+        (["", "{oops"], "line 2"),
+        (["", "", '{"question": "a", "answer": ["&", "the", null]}'], "line 3: needs a non-empty 'answer'"),
         (['{"answer": "b"}'], "line 1: needs a non-empty 'question'"),
         (["[1]"], "line 1: expected an object"),
         ([""], "holds no task"),
@@ -279,6 +287,29 @@ def test_a_bad_line_is_named(tmp_path, lines, says):
     file.write_text("\n".join(lines))
     with pytest.raises(ValueError, match=rf"questions=.*q\.jsonl.*{says}"):
         SearchEnv(questions=str(file))
+
+
+def test_bad_elements_are_left_out_counted_and_named_once(tmp_path, caplog, server):
+    from verl_entropy.envs.worlds import search
+
+    file = tmp_path / "q.jsonl"
+    good = ['{"question": "a", "answer": ["&", "b", "The"]}', '{"question": "c", "answer": ["!", "d"]}']
+    file.write_text("\n".join([good[0], "{oops", '{"question": "a"}', good[1]]))
+    before = search.skipped["answers"]
+    env = SearchEnv(questions=str(file))
+    assert [q.answers for q in env._read("train")] == [("b",), ("d",)] and search.skipped["answers"] == before + 3
+    said = [r.getMessage() for r in caplog.records]
+    assert [s for s in said if "2 of 4 rows are left out" in s and "line 2" in s] and sum(
+        "accepted answer" in s for s in said
+    ) <= 1
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"contents": ""}\n{"contents": "\\"Rome\\"\\nA city."}')
+    assert [p.title for p in SearchEnv(corpus=str(corpus))._retriever.search("city", 3)] == ["Rome"]
+    caplog.clear()
+    server.script = ["gaps"]
+    client = HttpRetriever(server.url, 5.0, 0)
+    assert [p.title for p in client.search("city", 3)] == ["Rome"] and client.skipped == 2
+    assert sum("left out" in r.getMessage() for r in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

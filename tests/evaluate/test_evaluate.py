@@ -60,6 +60,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     requests: list
     busy = 0
     broken = ""
+    apart = ""
+    finish = "stop"
 
     def log_message(self, *args):
         pass
@@ -89,14 +91,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         a, b = map(int, re.findall(r"(\d+) \+ (\d+)", prompt)[-1])
         wrong = a % 2 == 1 and body["seed"] % 2 == 1  # odd sums are right half of the time
         text = f"<think> sum </think> <action> {a + b + wrong} </action>"
-        choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        message = {"role": "assistant", "content": text}
+        if self.apart:  # a server with a reasoning parser
+            message = {"role": "assistant", "content": text.split("</think>")[1], self.apart: " sum "}
+        choice = {"message": message} if chat else {"text": text}
+        choice["finish_reason"] = self.finish
         self._send(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
 
 
 @pytest.fixture
 def server():
     handler = type("Fresh", (Handler,), {"requests": [], "models": ["adder"], "busy": 0, "broken": ""})
-    crowd = type("Crowd", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128})
+    crowd = type(
+        "Crowd", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128, "handle_error": lambda *_: None}
+    )  # it closes a connection on purpose
     http_server = crowd(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http_server.serve_forever, daemon=True)
     thread.start()
@@ -218,6 +226,38 @@ def test_token_prompts_are_the_agent_loops(server):
     path, body = server.requests[0]
     assert path == "/v1/completions" and body["prompt"] == writer.prompt("Add.", "What is 0 + 0 ?", [], (), 1).token_ids
     assert body["stop_token_ids"] == [7] and outcomes[0].success and outcomes[0].tokens == 10
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_a_thought_that_the_server_took_out_is_put_back(server, tmp_path, key):
+    server.apart, out = key, tmp_path / "result.json"
+    args = ["--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 1, "--out", out]
+    assert evaluate(*args) == 0
+    assert json.loads(out.read_text())["splits"]["seen"]["valid_actions"] == 1.0
+    assert evaluate(*args, "--set", "data.env.think_in_prompt=true") == 0
+    assert json.loads(out.read_text())["splits"]["seen"]["valid_actions"] == 1.0
+
+
+def test_a_cut_answer_is_not_played(server, tmp_path, capsys):
+    server.finish, out = "length", tmp_path / "result.json"
+    assert evaluate("--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 2, "--out", out) == 0
+    seen = json.loads(out.read_text())
+    assert seen["splits"]["seen"]["success"] == 0.0 and seen["splits"]["seen"]["cut_answers"] == 1.0
+    assert "were cut by --max-tokens=512" in capsys.readouterr().out and seen["outcomes"][0]["ended"] == "terminated"
+
+
+def test_the_servers_own_sampling_defaults_do_not_count(server, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    args = ["--endpoint", server.url, "--env", ADD, "--split", "seen", "--count", 1, "--out", out]
+    neutral = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    assert evaluate(*args) == 0
+    sampling = json.loads(out.read_text())["sampling"]
+    assert sampling == {"temperature": 0.4, "top_p": 1.0, "max_tokens": 512, **neutral}
+    assert server.requests[-1][1].items() >= sampling.items()
+    assert evaluate(*args, "--no-neutral") == 0
+    assert "top_k" not in server.requests[-1][1] and json.loads(out.read_text())["sampling"]["presence_penalty"] == 0.0
+    server.broken = "unknown parameter top_k"
+    assert evaluate(*args) == 2 and "set --no-neutral" in capsys.readouterr().err
 
 
 def test_a_growing_chat_holds_its_earlier_turns(server):

@@ -174,6 +174,28 @@ def test_an_error_of_all_requests_stops_at_once(run, serve, status):
     assert len(server.requests) <= 4 and other.requests == []  # the key goes to no other host
 
 
+def test_a_cut_answer_is_no_score(run, serve):
+    def script(number, request):
+        status, headers, data = scored(0)
+        reply = json.loads(data)
+        reply["choices"][0]["finish_reason"] = "length" if number == 0 else "stop"
+        return status, headers, json.dumps(reply).encode()
+
+    server, (selected, _) = serve(script), tasks(run, limit=1)
+    outcome = judge(run, selected, client_of(server))
+    assert outcome.judged == 1 and len(server.requests) == 2
+    server = serve(
+        lambda n, r: (
+            200,
+            {},
+            json.dumps({"choices": [{"message": {"content": '{"score": 0}'}, "finish_reason": "length"}]}).encode(),
+        )
+    )
+    selected, _ = tasks(run, first=3, last=3)
+    outcome = judge(run, selected[:1], client_of(server, retries=1))
+    assert outcome.judged == 0 and "cut" in outcome.failed[0] and "--max-output" in outcome.failed[0]
+
+
 def test_failures_in_a_row_stop(run, serve):
     server = serve(lambda n, r: (400, {}, b"broken"))
     outcome = judge(run, tasks(run)[0], client_of(server), workers=1)

@@ -8,8 +8,7 @@ import types
 
 import pytest
 
-from verl_entropy import plugin
-from verl_entropy.hosts.install import compat, hooks
+from verl_entropy.hosts.install import activate, compat, hooks
 
 
 def run(code, **env):
@@ -29,8 +28,8 @@ def test_importing_the_plugin_imports_nothing_heavy():
 def test_import_verl_does_not_pull_in_the_trainer():
     pytest.importorskip("verl")
     code = (
-        "import sys, verl; from verl_entropy import plugin; "
-        "print(plugin.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_v1.eng'))])"
+        "import sys, verl; from verl_entropy.hosts.install import activate; "
+        "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_v1.eng'))])"
     )
     out = run(code)
     assert out.stdout.strip() == "True []", out.stdout + out.stderr[-2000:]
@@ -53,8 +52,8 @@ def test_another_version_is_left_as_it_is_and_the_missing_symbol_named(monkeypat
     pytest.importorskip("verl")
     monkeypatch.setattr(compat, "verl_version", lambda: "0.10.0")
     monkeypatch.setitem(compat.SYMBOLS, "verl.utils.config", {"validate_everything": ("config",)})
-    monkeypatch.setattr(plugin, "INSTALLED", False)
-    assert plugin.install() is False
+    monkeypatch.setattr(activate, "INSTALLED", False)
+    assert activate.install() is False
     said = capsys.readouterr().err
     assert "verl.utils.config.validate_everything" in said and "left as it is" in said
 
@@ -76,7 +75,7 @@ def test_install_twice_changes_nothing(monkeypatch):
     import verl.utils.config
 
     before = verl.utils.config.validate_config
-    assert plugin.install() is True
+    assert activate.install() is True
     assert verl.utils.config.validate_config is before
 
 

@@ -99,3 +99,16 @@ def test_what_cannot_work_is_refused_with_the_key_and_the_reason(override, reaso
         settings.prepare(config)
     assert reason in str(refused.value)
     assert override.split("=")[0].split(".")[-1] in str(refused.value)
+
+
+def test_a_slip_in_a_key_or_a_preset_is_refused():
+    from types import SimpleNamespace
+
+    config = agent_config(["aem"], ["+entropi=[aem]"])
+    start = launcher.run_with(SimpleNamespace(run_ppo=None), True, [])
+    with pytest.raises(SystemExit, match="Write entropy"):
+        start(config)
+    from verl_entropy.config import compose
+
+    with pytest.raises(ConfigError, match="Did you mean aem"):
+        compose.check_group("+entropy=[aeem]")

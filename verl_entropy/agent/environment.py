@@ -20,11 +20,13 @@ constructor.
 
 Keys of ``info`` that are read (every one is optional):
 
-    admissible_actions  list of the actions possible now: shown, numbered on request, checked on request
+    admissible_actions  the actions possible now, shown, numbered and checked on request (list, array or generator; None: none)
     won                 True once the goal is reached (or ``data.env.success_key``; ``success`` is read too)
     task                the goal in words; else the last user message of the data set's row
     task_type           a name for the kind of task
     anchor              what identifies this state for GiGPO; else the task and the observation
+
+Truth values are bool, 0 or 1, or an array of one of these; anything else ends the episode as a broken interface.
 
 The class may say how it wants to be run (``data.env.num_envs`` and ``isolation`` overrule it):
 
@@ -39,11 +41,12 @@ object, never from two at a time.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+from verl_entropy.batch.foreign import ProtocolError, read_bool, read_number, read_texts
 
 
 @runtime_checkable
@@ -79,10 +82,6 @@ def how_to_run(environment: Any, num_envs: int | None, isolation: str) -> tuple[
     """(environments at once, thread or process): the user's choice, else the class's, else the default."""
     wanted = getattr(environment, "ISOLATION", "thread") if isolation == "auto" else isolation
     return num_envs or getattr(environment, "POOL_SIZE", POOL_SIZE), wanted
-
-
-class ProtocolError(TypeError):
-    """An environment answered with something other than the interface says."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,13 @@ def read_step(answer: Any) -> StepResult:
             f"step() returned {_shape(answer)}: expected (observation, reward, terminated, truncated, info).{hint}"
         )
     observation, reward, terminated, truncated, info = answer
-    reward = float(reward)
-    if not math.isfinite(reward):
-        raise ProtocolError(f"step() returned reward {reward}: expected a finite number.")
-    return StepResult(_text(observation, "step"), reward, bool(terminated), bool(truncated), _info(info, "step"))
+    return StepResult(
+        _text(observation, "step"),
+        read_number(reward, "step() returned reward"),
+        read_bool(terminated, "step() returned terminated"),
+        read_bool(truncated, "step() returned truncated"),
+        _info(info, "step"),
+    )
 
 
 def reached_goal(last: StepResult, episode_return: float, success_key: str) -> bool:
@@ -136,7 +138,7 @@ def reached_goal(last: StepResult, episode_return: float, success_key: str) -> b
     """
     for key in (success_key, "success"):
         if key in last.info:
-            return bool(last.info[key])
+            return read_bool(last.info[key], f"info[{key!r}]")
     return last.terminated and episode_return > 0.0
 
 
@@ -149,10 +151,10 @@ def _text(observation: Any, call: str) -> str:
 def _info(info: Any, call: str) -> Mapping[str, Any]:
     if not isinstance(info, Mapping):
         raise ProtocolError(f"{call}() returned info of type {type(info).__name__}: expected dict.")
-    actions = info.get("admissible_actions")
-    if actions is not None and (isinstance(actions, str) or not all(isinstance(a, str) for a in actions)):
-        raise ProtocolError(f"{call}() returned info['admissible_actions'] that is not a list of str.")
-    return info
+    if "admissible_actions" not in info:
+        return info
+    # read once: a generator has nothing left the second time, and an array has no truth value
+    return {**info, "admissible_actions": read_texts(info["admissible_actions"], f"{call}() returned info['admissible_actions']")}
 
 
 def _is_tuple(answer: Any, length: int) -> bool:

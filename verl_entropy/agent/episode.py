@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from verl_entropy.agent.environment import StepResult, reached_goal
+from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal
 from verl_entropy.agent.parsing import ParsedAction, executed_action, parse_response
 from verl_entropy.agent.pool import EnvironmentFailure, EnvLease, EnvPool
 from verl_entropy.agent.settings import AgentSettings
@@ -36,6 +36,17 @@ class TurnState:
 
 
 @dataclass(frozen=True)
+class Said:
+    """A policy's answer."""
+
+    text: str
+    cut: bool = False
+    """It was ended by the token limit or the server: it is not executed."""
+    prompt_cut: bool = False
+    """Its prompt lost words of the observation."""
+
+
+@dataclass(frozen=True)
 class TurnRecord:
     """One turn as it is stored with its row (``extra_fields["turns"]``)."""
 
@@ -46,6 +57,8 @@ class TurnRecord:
     turn: int
     admissible: bool
     action: str
+    cut: bool = False
+    prompt_cut: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict of plain values."""
@@ -62,7 +75,8 @@ class Episode:
     success: bool = False
     task_type: str = ""
     ended: str = ""
-    """terminated, truncated (by the environment), max_turns or no_room (no tokens left for another turn)."""
+    """terminated, truncated (by the environment), max_turns, no_room (no tokens left for another turn) or cut (a chat whose last
+    answer was cut cannot go on)."""
     env_error: str = ""
     """Why earlier attempts at this episode were given up."""
 
@@ -81,11 +95,33 @@ class Episode:
         return self.episode_return - (self.penalty if penalty_in_score else 0.0)
 
 
+_warned: set[str] = set()
+
+
+def _warn_once(episode: Episode) -> None:
+    """One warning of each kind in a process; how often it happens is a metric."""
+    cut, prompt_cut = any(turn.cut for turn in episode.turns), any(turn.prompt_cut for turn in episode.turns)
+    answer_keys = "data.max_response_length or data.env.max_tokens_per_turn"
+    found = {
+        "cut": (cut, "an answer was cut by the token limit and not executed", answer_keys),
+        "no_room": (
+            episode.ended == "no_room",
+            "an episode ended for its chat had no room for another turn",
+            "data.max_response_length",
+        ),
+        "prompt": (prompt_cut, "a prompt lost words of its observation", "data.max_prompt_length"),
+    }
+    for kind, (happened, what, key) in found.items():
+        if happened and kind not in _warned:
+            _warned.add(kind)
+            logger.warning("%s. Raise %s if that is not rare (metrics verl_entropy/episodes/*)", what, key)
+
+
 class Policy(Protocol):
     """Answers one episode's turns; a new one is made for every attempt."""
 
-    async def act(self, state: TurnState) -> str | None:
-        """The text of the response, or None if there is no room for another turn."""
+    async def act(self, state: TurnState) -> Said | str | None:
+        """The response (a bare text is a whole one), or None if there is no room for another turn."""
         ...
 
 
@@ -129,23 +165,30 @@ class EpisodeRunner(Generic[P]):
         episode, history = Episode(task_type=str(seen.info.get("task_type") or "")), []
         while not episode.ended:
             step = len(episode.turns) + 1
-            text = await policy.act(TurnState(task, seen.observation, seen.admissible, tuple(history), step))
-            if text is None:
-                episode.ended = "no_room"
+            said = await policy.act(TurnState(task, seen.observation, seen.admissible, tuple(history), step))
+            if said is None:
+                episode.ended = "cut" if episode.turns and episode.turns[-1].cut else "no_room"
                 break
-            parsed, action = self._decide(text, seen.admissible)
+            said = Said(said) if isinstance(said, str) else said
+            parsed, action = self._decide(said, seen.admissible)
             started = time.monotonic()
             result = await lease.step(action)
             episode.seconds.append(time.monotonic() - started)
-            episode.turns.append(self._record(parsed, action, seen, result, task, step))
+            episode.turns.append(self._record(said, parsed, action, seen, result, task, step))
             history.append((seen.observation, action))
             seen = result
             episode.ended = self._ending(result, step)
-        episode.success = reached_goal(seen, episode.episode_return, self._settings.success_key)
+        try:
+            episode.success = reached_goal(seen, episode.episode_return, self._settings.success_key)
+        except ProtocolError as error:
+            raise lease.broke_interface(error) from error
+        _warn_once(episode)
         return episode
 
-    def _decide(self, text: str, admissible: tuple[str, ...]) -> tuple[ParsedAction, str]:
-        s = self._settings
+    def _decide(self, said: Said, admissible: tuple[str, ...]) -> tuple[ParsedAction, str]:
+        s, text = self._settings, said.text
+        if said.cut:  # what it would have become is not known: nothing of it is executed
+            text = ""
         parsed = parse_response(
             text,
             admissible,
@@ -170,7 +213,7 @@ class EpisodeRunner(Generic[P]):
         return parsed, action
 
     def _record(
-        self, parsed: ParsedAction, action: str, seen: StepResult, result: StepResult, task: str, step: int
+        self, said: Said, parsed: ParsedAction, action: str, seen: StepResult, result: StepResult, task: str, step: int
     ) -> TurnRecord:
         valid = parsed.valid(self._settings.require_admissible)
         return TurnRecord(
@@ -181,6 +224,8 @@ class EpisodeRunner(Generic[P]):
             turn=step - 1,
             admissible=parsed.admissible,
             action=action[:LOGGED_ACTION_CHARS],
+            cut=said.cut,
+            prompt_cut=said.prompt_cut,
         )
 
     def _ending(self, result: StepResult, step: int) -> str:

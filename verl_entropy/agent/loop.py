@@ -4,14 +4,17 @@
 Schema of ``extra_fields`` of every row (besides what the rollout server put there):
 
     turns              one dict per turn of the row: reward (environment's), penalty (>= 0), valid, anchor
-                       (what identifies the state), turn (from 0, in the episode), admissible, action
+                       (what identifies the state), turn (from 0, in the episode), admissible, action,
+                       cut (the answer was cut, so not executed), prompt_cut (the observation lost words)
     success            the episode reached its goal
     task_type          the environment's name for the kind of task, or ""
+    ended              why the episode ended: terminated, truncated, max_turns, no_room or cut
     env_error          why earlier attempts at this episode were given up, or ""
     min_global_steps,  versions of the weights that sampled the row
     max_global_steps
     reward_extra_info  numbers of the episode: acc and success (0/1), return, penalty, episode_length,
-                       valid_actions (fraction), env_retried (0/1)
+                       valid_actions (fraction), env_retried (0/1), cut_answers and cut_prompts (fractions of turns),
+                       no_room (0/1: a chat without room, or that a cut answer ended)
 
 ``acc`` is verl's own name for the validation metric: with it, verl counts a dropped session as a failure in
 ``val-core`` and reports the rate without them as ``acc_success_only``.
@@ -31,17 +34,21 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_entropy import envs
+from verl_entropy.agent.cut import tokens_cut
 from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
+from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
+from verl_entropy.batch.foreign import ProtocolError, read_whole
 from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -65,6 +72,8 @@ class Response:
     text: str
     output: TokenOutput
     seconds: float
+    cut: bool = False
+    """It was ended by the budget or the server, not by the model."""
 
 
 async def _end_the_run(error: PoolBroken) -> None:
@@ -98,9 +107,12 @@ class TextEnvAgentLoop(AgentLoopBase):
             system_prompt=s.system_prompt,
             overlong=s.overlong_prompt,
         )
-        special = set(self.tokenizer.all_special_tokens)
-        tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (s.think_tag, *s.answer_tags)}
+        special, tags = set(self.tokenizer.all_special_tokens), answer_tags(s)
         self._skip_special_tokens = not special & tags
+        self._end_texts = () if self._skip_special_tokens else end_texts(self.tokenizer, s)
+        _check_once(self, sections)
+        # any special token that is no tag: a model may have several end tokens, the tokenizer names one
+        self._end_ids = {self.tokenizer.convert_tokens_to_ids(token) for token in special - tags}
         self._stop_token_ids = self._closing_tag_ids() if s.stop_at_action else []
         # vLLM decodes every token while it samples, for a text that verl does not return.
         self._engine_params = {"detokenize": False} if self.rollout_config.get("name") == "vllm" else {}
@@ -176,8 +188,9 @@ class TextEnvAgentLoop(AgentLoopBase):
         log_probs = list(output.log_probs[: len(ids)]) if output.log_probs else None
         if log_probs is not None and len(log_probs) != len(ids):
             raise RuntimeError(f"the rollout server returned {len(log_probs)} log-probs for {len(ids)} tokens")
-        text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
-        return Response(ids, log_probs, text, output, seconds)
+        text = without_end(self.tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens), self._end_texts)
+        ends = {*self._end_ids, *(params.get("stop_token_ids") or [])}
+        return Response(ids, log_probs, text, output, seconds, tokens_cut(ids, budget, ends, output.stop_reason))
 
     def episode_fields(self, episode: Episode) -> dict[str, Any]:
         """The part of ``extra_fields`` that is the same for every row of an episode."""
@@ -187,6 +200,7 @@ class TextEnvAgentLoop(AgentLoopBase):
             "success": episode.success,
             "task_type": episode.task_type,
             "env_error": episode.env_error,
+            "ended": episode.ended,
             "reward_extra_info": {
                 "acc": success,
                 "success": success,
@@ -195,6 +209,9 @@ class TextEnvAgentLoop(AgentLoopBase):
                 "episode_length": float(length),
                 "valid_actions": sum(turn.valid for turn in episode.turns) / max(1, length),
                 "env_retried": float(bool(episode.env_error)),
+                "cut_answers": sum(turn.cut for turn in episode.turns) / max(1, length),
+                "cut_prompts": sum(turn.prompt_cut for turn in episode.turns) / max(1, length),
+                "no_room": float(episode.ended in ("no_room", "cut")),
             },
         }
 
@@ -224,7 +241,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         info = row.get("extra_info") or {}
         for key in ("seed", "index"):
             if info.get(key) is not None:
-                return int(info[key]) + self.settings.seed
+                return read_whole(info[key], f"extra_info.{key}") + self.settings.seed
         _warn_unseeded()
         return (zlib.crc32(str(row.get("uid", "")).encode()) + self.settings.seed) % 2**31
 
@@ -248,6 +265,17 @@ class TextEnvAgentLoop(AgentLoopBase):
         return ids[0]
 
 
+_checked: set[bytes] = set()
+
+
+def _check_once(loop: TextEnvAgentLoop, sections: Any) -> None:
+    """Render one prompt when the first episode of these settings starts."""
+    key = pickle.dumps((id(loop.tokenizer), sections))
+    if key not in _checked:
+        check_template(loop.tokenizer, loop.settings, loop.continuous_token_builder.build_initial_tokens)
+        _checked.add(key)
+
+
 @functools.cache
 def _warn_unseeded() -> None:
     logger.warning(
@@ -258,9 +286,18 @@ def _warn_unseeded() -> None:
 
 def _options(extra_info: Mapping[str, Any]) -> dict[str, Any]:
     """``extra_info.options``: a mapping, or one as JSON text (in one file, keys of two environments may differ in type)."""
-    options = extra_info.get("options") or {}
-    if isinstance(options, str):
-        options = json.loads(options)
+    options = extra_info.get("options")
+    if isinstance(options, str) and options.strip():
+        try:
+            options = json.loads(options)
+        except ValueError as error:
+            raise ProtocolError(f"extra_info.options={options[:80]!r} of type str: no JSON ({error}).") from error
+    if options is None or (not isinstance(options, Mapping) and np.size(options) == 0) or options == "":
+        return {}
+    if not isinstance(options, Mapping):
+        raise ProtocolError(
+            f"extra_info.options={str(options)[:80]!r} of type {type(options).__name__}: expected a mapping, or one as JSON text."
+        )
     # A column of structs in a parquet file holds None for every key that a row does not set.
     return {key: value for key, value in options.items() if value is not None}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 
-from verl_entropy.agent.episode import Episode, SessionFailed, TurnState
+from verl_entropy.agent.episode import Episode, Said, SessionFailed, TurnState
 from verl_entropy.agent.loop import Response, TextEnvAgentLoop, metrics
 from verl_entropy.agent.settings import PATH
 from verl_entropy.config.settings import ConfigError
@@ -32,9 +32,13 @@ class SpanPolicy:
         """Sampled tokens, per turn."""
         self.responses: list[Response] = []
 
-    async def act(self, state: TurnState) -> str | None:
+    async def act(self, state: TurnState) -> Said | None:
+        dropped = 0
+        if self.responses and self.responses[-1].cut:
+            return None  # the next message would begin inside an unclosed one
         if not self.responses:
             fitted = await self._loop.fitted_prompt(state)
+            dropped = fitted.dropped_words
             self._messages, self.prompt_ids, self.stream = (
                 fitted.messages,
                 fitted.token_ids,
@@ -45,7 +49,7 @@ class SpanPolicy:
         budget = self._loop.response_length - len(self.mask)
         response = await self._loop.sample(self.stream, self._sampling_params, budget, self._request_id)
         await self._append_response(response)
-        return response.text
+        return Said(response.text, response.cut, dropped > 0)
 
     async def _append_observation(self, state: TurnState) -> bool:
         """Add the observation as a user message; False, with nothing changed, if no response fits then."""

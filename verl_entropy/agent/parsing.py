@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,7 +62,7 @@ def parse_response(
     """Read the thought and the action of a response; linear in its length, for any text.
 
     ``action_format``: "text", "number" (1-based place in ``admissible``), "either" or "whole". An action that equals
-    an admissible one up to case and spaces comes back in the environment's spelling. A longer one than
+    an admissible one exactly, else one alone up to case and spaces, comes back in the environment's spelling. A longer one than
     ``max_action_chars`` is none, but for "whole", which the response's length limits.
     """
     think = _Block.find(text, think_tag, opened=think_in_prompt)
@@ -118,8 +119,8 @@ def executed_action(
     """The action to send to the environment.
 
     "raw" sends the action that was found, right or wrong, so that the environment answers; where none was found it
-    sends the last ``RAW_CHARS`` characters, or everything if ``action_format`` is "whole". "noop" and "first" replace
-    every invalid action.
+    sends the last ``RAW_CHARS`` characters, or everything (nothing of an unfinished thought) if ``action_format`` is "whole".
+    "noop" and "first" replace every invalid action.
     """
     if parsed.valid(require_admissible):
         return parsed.action
@@ -127,13 +128,34 @@ def executed_action(
         return noop_action
     if invalid_action == "first" and admissible:
         return admissible[0]
+    if parsed.error == "unfinished thought" and action_format == "whole":
+        return ""  # all there is is thought
     answer = text.strip()
     return parsed.action or (answer if action_format == "whole" else answer[-RAW_CHARS:].strip())
 
 
 def same_action(action: str) -> str:
-    """Key under which spellings of an action are equal: case and spaces around punctuation do not count."""
-    return re.sub(r"\s*([^\w\s])\s*", r"\1", " ".join(action.split()).casefold())
+    """Key under which spellings of an action are equal: case and spaces around punctuation do not count, Unicode is in NFC."""
+    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", " ".join(action.split())).casefold())
+    return re.sub(r"\s*([^\w\s])\s*", r"\1", folded)
+
+
+def find_action(action: str, admissible: Sequence[str]) -> int | None:
+    """Place (from 0) of ``action`` in the list: the exact spelling, else the same in NFC and single spaces, else under `same_action`.
+
+    A looser spelling counts only if one action of the list has it: among ``[k, K]`` the answer ``k`` is the first, and
+    ``Go`` among ``[go, GO]`` is none. An action listed twice in one spelling is one action: the first place counts.
+    """
+    for key in (str, _one_spelling, same_action):
+        wanted = key(action)
+        places = [i for i, listed in enumerate(admissible) if key(listed) == wanted]
+        if places:
+            return places[0] if len({admissible[i] for i in places}) == 1 else None
+    return None
+
+
+def _one_spelling(action: str) -> str:
+    return unicodedata.normalize("NFC", " ".join(action.split()))
 
 
 @dataclass(frozen=True)
@@ -254,9 +276,9 @@ def _resolve(action: str, admissible: Sequence[str], action_format: str) -> tupl
     if action_format != "number":
         if not admissible:
             return action, True, ""
-        match = {same_action(a): a for a in admissible}.get(same_action(action))
-        if match is not None:
-            return match, True, ""
+        place = find_action(action, admissible)
+        if place is not None:
+            return admissible[place], True, ""
         if action_format != "either":
             return action, False, ""
     number = _NUMBER.fullmatch(action)

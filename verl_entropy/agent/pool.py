@@ -369,8 +369,13 @@ class EnvPool:
         try:
             return reader(answer)
         except (TypeError, ValueError) as error:
+            raise self.broke_interface(slot, error) from error
+
+    def broke_interface(self, slot: _Slot | None, error: Exception) -> EnvironmentFailure:
+        """Count an environment that broke the interface, and give it up; the failure to raise."""
+        if slot is not None:
             self._give_up(slot)
-            raise self._failed("protocol", str(error)) from error
+        return self._failed("protocol", str(error))
 
     def _give_up(self, slot: _Slot, running: bool = False) -> None:
         self._open.discard(slot)
@@ -431,6 +436,11 @@ class EnvLease:
         result = await self._pool.step(slot, action)
         self._slot = slot
         return result
+
+    def broke_interface(self, error: ValueError) -> EnvironmentFailure:
+        """Give up the environment because of something it said; the failure to raise."""
+        slot, self._slot = self._slot, None
+        return self._pool.broke_interface(slot, error)
 
     def finish(self) -> None:
         """Say that the episode was played to its end; the pool then forgets earlier failures."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 
-from verl_entropy.agent.episode import Episode, TurnRecord, TurnState
+from verl_entropy.agent.episode import Episode, Said, TurnRecord, TurnState
 from verl_entropy.agent.loop import Response, TextEnvAgentLoop, metrics
 
 
@@ -18,12 +18,12 @@ class StepwisePolicy:
         self._loop, self._sampling_params, self._request_id = loop, sampling_params, request_id
         self.rows: list[tuple[list[int], Response]] = []
 
-    async def act(self, state: TurnState) -> str:
+    async def act(self, state: TurnState) -> Said:
         prompt = await self._loop.fitted_prompt(state)
         budget = self._loop.response_length
         response = await self._loop.sample(prompt.token_ids, self._sampling_params, budget, self._request_id)
         self.rows.append((prompt.token_ids, response))
-        return response.text
+        return Said(response.text, response.cut, prompt.dropped_words > 0)
 
 
 @register("stepwise_env")

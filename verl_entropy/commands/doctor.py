@@ -11,7 +11,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,9 +73,31 @@ def _checks(with_ray: bool) -> Iterator[Check]:
     if any(c.status == "fail" for c in plugin):
         yield Check("registries", "skip", "names", "not checked: the plugin cannot work with this verl")
         return
-    yield from _registries()
-    yield _ray(with_ray)
-    yield from _environment()
+    yield from _guarded("registries", "names", _registries)
+    yield from _guarded("Ray", "worker", lambda: iter((_ray(with_ray),)))
+    yield from _guarded("environment", "environment", _environment)
+
+
+def _guarded(section: str, name: str, checks_of: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """The checks of a section; a breakage inside is a FAIL of its own, and the sections after it still run."""
+    try:
+        yield from checks_of()
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        yield Check(section, "fail", name, f"broke off: {reason}{_whose(error)}")
+
+
+def _whose(error: BaseException) -> str:
+    """The module that broke, and the fix."""
+    if isinstance(error, ImportError) and error.name:
+        return f". Fix: pip install --force-reinstall {error.name.split('.')[0]}, or unset what imports it"
+    frame, place = error.__traceback__, ""
+    while frame is not None:
+        place = frame.tb_frame.f_globals.get("__name__", "") or place
+        frame = frame.tb_next
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES")
+    fix = f"; without VERL_USE_EXTERNAL_MODULES={modules} it may pass" if modules else ""
+    return f" ({type(error).__name__} in {place}){fix}. Fix: remove or rename what clashes there"
 
 
 def _versions() -> Iterator[Check]:
@@ -101,7 +123,7 @@ def _plugin() -> Iterator[Check]:
         note += f"; not the source that was tested (a local patch, another build?): {', '.join(changed)}"
     yield Check("plugin", "warn" if changed else "ok", "source of verl", note)
     points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
-    there = "verl_entropy" in points
+    there = "verl_entropy" in points  # without it verl does not load the plugin in any process
     fix = "" if there else ". Fix: pip install --force-reinstall --no-deps verl-entropy"
     yield Check("plugin", "ok" if there else "fail", "entry point", f"verl.plugins: {', '.join(points) or 'none'}{fix}")
 

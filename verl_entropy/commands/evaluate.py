@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--concurrency", type=int, help="episodes at once; default: what the environment says, usually 64")
     server = parser.add_argument_group("with --endpoint")
     server.add_argument("--model", help="its model; left out: the only one it serves")
+    server.add_argument(
+        "--no-neutral",
+        action="store_true",
+        help="do not send top_k, min_p and repetition_penalty: for a provider that refuses them",
+    )
     server.add_argument("--tokenizer", help="send token ids of this checkpoint's chat template, cut to data.max_prompt_length")
     settings = parser.add_argument_group("settings of the agent loop")
     settings.add_argument("--recipe", metavar="GROUP=NAME", help="take them from a recipe, for example seal/alfworld=grpo")
@@ -67,11 +72,11 @@ def run(args: argparse.Namespace) -> int:
         for split in args.split
     ]
     started = time.monotonic()
-    outcomes = asyncio.run(_play(args, found, settings, splits))
+    outcomes, sent = asyncio.run(_play(args, found, settings, splits))
     result = {
         "environment": settings.name,
         "policy": args.endpoint or args.checkpoint,
-        "sampling": {"temperature": args.temperature, "top_p": args.top_p, "max_tokens": args.max_tokens},
+        "sampling": sent,
         "seeds": args.seeds,
         **summarise(outcomes, time.monotonic() - started),
     }
@@ -117,8 +122,10 @@ def _check_checkpoint(path: Path) -> None:
         )
 
 
-async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list) -> list:
+async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list) -> tuple[list, dict[str, Any]]:
+    """The outcomes, and the sampling values that they were drawn with."""
     from verl_entropy.agent.pool import PoolBroken
+    from verl_entropy.agent.template import answer_tags, end_texts
     from verl_entropy.commands.data import load_tokenizer
     from verl_entropy.data.expert_turns import TurnWriter, prompt_builder
     from verl_entropy.evaluate.play import Ask, play
@@ -127,12 +134,13 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
     limit, path = found.data["max_prompt_length"], args.tokenizer or args.checkpoint
     tokenizer = load_tokenizer(path) if path else None
     special = set(tokenizer.all_special_tokens) if tokenizer else set()
-    tags = {f"<{slash}{tag}>" for slash in ("", "/") for tag in (settings.think_tag, *settings.answer_tags)}
+    tags = answer_tags(settings)
     sampling = Sampling(args.temperature, args.top_p, args.max_tokens, _closing_tag(settings, tokenizer))
     tokenize = None
     if tokenizer is not None:
         tokenize = TurnWriter(settings, tokenizer, limit, args.max_tokens, found.data.get("apply_chat_template_kwargs")).tokenize
     keep_special = bool(special & tags)
+    ends = end_texts(tokenizer, settings) if keep_special else ()
     if args.endpoint:
         sampler: Any = Endpoint(
             args.endpoint,
@@ -141,13 +149,17 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
             tokens=tokenizer is not None,
             concurrency=args.concurrency or 64,
             keep_special=keep_special,
+            neutral=not args.no_neutral,
+            think_tag=settings.think_tag,
+            thought_opened=settings.think_in_prompt,
+            end_texts=ends,
         )
     else:
-        sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special)
+        sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special, end_texts=ends)
     chat = limit + found.data["max_response_length"]
     ask = Ask(prompt_builder(settings), sampler, limit, chat, tokenize, found.agent_loop)
     try:
-        return await play(settings, splits, ask, samples=args.seeds, seed=args.seed)
+        return await play(settings, splits, ask, samples=args.seeds, seed=args.seed), sampler.sent
     except PoolBroken as error:
         raise ConfigError(f"--env={settings.name}: {error}") from error
     finally:
@@ -175,6 +187,11 @@ def _text(result: dict[str, Any], table: str) -> str:
     lines.append(
         f"{speed['episodes_per_s']:.2f} episodes/s, {speed['turns_per_s']:.1f} turns/s{tokens} in {speed['seconds']:.1f} s"
     )
+    cut = max((v["cut_answers"] or 0.0 for v in result["splits"].values()), default=0.0)
+    if cut:
+        lines.append(
+            f"up to {cut:.1%} of a split's answers were cut by --max-tokens={result['sampling']['max_tokens']} and not executed"
+        )
     failures = sum(v["environment_failures"] for v in result["splits"].values())
     if failures:
         lines.append(f"{failures} episodes had no working environment and count as failures")

@@ -7,6 +7,7 @@ The same composition and checks as ``python -m verl.trainer.main_ppo`` with thes
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from verl_entropy.commands import planned
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         print_json({**found.as_dict(), "memory": needed})
     else:
         print(render(found, needed, path))
-    return int(found.verl is not None or (args.strict and bool(found.warnings)))
+    if found.verl is not None:  # as what we refuse: the run would not start
+        print(f"verl-entropy validate: verl would stop the run: {found.verl}", file=sys.stderr)
+        return 2
+    return int(args.strict and bool(found.warnings))
 
 
 def estimate(found: Any, model: memory.Size) -> dict[str, Any]:

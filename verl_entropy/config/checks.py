@@ -154,9 +154,10 @@ def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
     if s.enabled and s.run_file.folder is not None and not s.run_file.folder.strip():
         raise ConfigError(f"{DIAGNOSTICS_PATH}.run_file.folder={s.run_file.folder!r}: give a folder, or null for none.")
     bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
-    if s.enabled and s.on_eruption != "none" and bypass:
+    asked = [event for event in ("eruption", "runaway", "collapse") if s.action_on(event) != "none"]
+    if s.enabled and asked and bypass:
         raise ConfigError(
-            f"{DIAGNOSTICS_PATH}.on_eruption={s.on_eruption}: the detector reads the entropy of the old-log-prob pass, which "
+            f"{DIAGNOSTICS_PATH}.on_{asked[0]}={s.action_on(asked[0])}: the detector reads the entropy of the old-log-prob pass, which "
             "algorithm.rollout_correction.bypass_mode=True skips. Set one of them otherwise."
         )
 

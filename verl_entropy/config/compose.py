@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_entropy.config import presets
+from verl_entropy.config import presets, reading
 from verl_entropy.config.settings import ConfigError
 
 CONFIG = "ppo_trainer"
@@ -45,6 +45,7 @@ def sort(words: Sequence[str], recipe: str | None = None) -> Words:
     """Tell overrides, presets and a recipe apart."""
     found = Words(recipe=recipe)
     for word in words:
+        check_group(word)
         if word.endswith((".yaml", ".yml")) and "=" not in word:
             if found.recipe is not None:
                 raise ConfigError(f"{word}: one recipe at a time, and {found.recipe} is one already. Leave one out.")
@@ -66,6 +67,39 @@ def _check_presets(names: Sequence[str]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(f"{name!r}: no such preset.{hint} Known: {', '.join(known)}. An override has the form key=value.")
+
+
+_GROUP = re.compile(r"\+{0,2}entropy=\[?([\w, ]+)\]?")
+
+
+def check_group(word: str) -> None:
+    """``+entropy=[gigpoo]``: Hydra says which folders it searched, not which name was meant."""
+    found = _GROUP.fullmatch(word)
+    known = presets.preset_names()
+    for name in filter(None, map(str.strip, found.group(1).split(","))) if found else ():
+        if name not in known and name != "null":
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{word}: no preset entropy/{name}.{hint} Known: {', '.join(known)}.")
+
+
+def _grammar(overrides: Sequence[str]) -> str | None:
+    """The override that Hydra's grammar cannot read, with the fix; None if all can be read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    for word in overrides:
+        try:
+            parser.parse_override(word)
+        except HydraException as error:
+            key, _, value = word.partition("=")
+            reason = " ".join(str(error).split()).split(" See https")[0]
+            if value and value[0] not in "[{'\"":
+                escaped = value.replace("'", "\\'")
+                return f"{word}: Hydra cannot read the value ({reason}). Quote it: \"{key}='{escaped}'\"."
+            return f"{word}: Hydra cannot read it ({reason}). Check brackets, quotes and commas."
+    return None
 
 
 def verl_folder() -> Path:
@@ -176,11 +210,11 @@ def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequenc
         paths = ",".join("'" + path.replace("'", "\\'") + "'" for path in extra)
         search = [f"hydra.searchpath=[{paths}]"] if extra else []
         try:
-            with initialize_config_dir(str(folder), version_base=None):
+            with reading.reading(), initialize_config_dir(str(folder), version_base=None):
                 config = hydra_compose(primary, overrides=[*first, *chosen.overrides, *search])
                 OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(f"{_short(error)}{_hint(str(error))}") from None
+            raise ConfigError(_grammar(chosen.overrides) or f"{_short(error)}{_hint(str(error))}") from None
     # Interpolations stay as they are: a wrong value is named at the key that was set, not at its copies.
     if name == CONFIG:  # the SFT trainer takes words where its defaults are numbers (save_freq=after_each_epoch)
         _check_types(OmegaConf.to_container(config), _defaults(), "")

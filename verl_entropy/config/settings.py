@@ -162,7 +162,7 @@ class AEM:
     """Adaptive entropy modulation (arXiv 2605.00425, Eqs. 13-15)."""
 
     temperature: float = setting(1.0, "lambda of Eq. 15; 0 switches the method off", ge=0.0)
-    min_range: float = setting(1e-8, "groups whose entropies span less (nats) keep weight 1", ge=0.0)
+    min_range: float = setting(1e-8, "groups whose entropies span less (nats), or only by fp32 rounding, keep weight 1", ge=0.0)
     min_group: int = setting(2, "groups with fewer turns keep weight 1", ge=1)
     sign_mask: str = setting(
         "none",

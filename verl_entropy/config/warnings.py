@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_entropy.config import memory
+from verl_entropy.config import memory, startup
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import lookup
 
@@ -98,4 +98,11 @@ def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
 
 def risks(plan: Plan, raw: Mapping[str, Any], has_flash: bool) -> list[str]:
     """One sentence or two each: what to know and what to do about it."""
-    return [*_setting(plan, raw), *_meaning(plan, raw), *_precision(plan, raw), *_memory(plan, raw, has_flash)]
+    found = (
+        _setting(plan, raw),
+        startup.odd(plan, raw),
+        _meaning(plan, raw),
+        _precision(plan, raw),
+        _memory(plan, raw, has_flash),
+    )
+    return [text for part in found for text in part]

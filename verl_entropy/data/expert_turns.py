@@ -14,9 +14,10 @@ from typing import Any
 
 from verl_entropy import envs
 from verl_entropy.agent.environment import reached_goal, read_reset, read_step
-from verl_entropy.agent.parsing import format_response, same_action
+from verl_entropy.agent.parsing import find_action, format_response
 from verl_entropy.agent.prompts import FittedPrompt, Message, PromptBuilder
 from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.agent.template import check_template
 from verl_entropy.data.experts import THOUGHT, Expert, ExpertFailed, make_expert
 from verl_entropy.data.source import Task
 
@@ -77,6 +78,8 @@ class TurnWriter:
         self.max_prompt_length, self.max_response_length = max_prompt_length, max_response_length
         self._template_kwargs = dict(template_kwargs or {})
         self.prompts = prompt_builder(settings)
+        if tokenizer is not None:
+            check_template(tokenizer, settings, self.tokenize)
 
     def tokenize(self, messages: list[Message]) -> list[int]:
         """The prompt's tokens, as verl's continuous-token builder renders the first messages."""
@@ -116,13 +119,13 @@ class TurnWriter:
     def _spelled(self, action: str, admissible: tuple[str, ...]) -> str:
         if self.settings.action_format != "number":
             return action
-        places = [i for i, a in enumerate(admissible, 1) if same_action(a) == same_action(action)]
-        if not places:
+        place = find_action(action, admissible)
+        if place is None:
             raise ValueError(
                 f"data.env.action_format=number: the expert's action {action!r} is not among the admissible ones. "
                 "Set data.env.action_format=text."
             )
-        return str(places[0])
+        return str(place + 1)
 
 
 def prompt_builder(s: AgentSettings) -> PromptBuilder:

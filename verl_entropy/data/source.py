@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from verl_entropy import envs
+from verl_entropy.batch.foreign import read_whole
 
 SEEDS_PER_RUN = 100_000
 """``--seed`` moves the first episode by this much, so that two seeds share no episode."""
@@ -70,7 +71,11 @@ def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Ma
     rows = cls.episodes(split, count=count, seed=seed, **settings)
     if not rows:
         raise ValueError(f"--split={split}: {name} has no episode there with {settings or 'its default settings'}.")
-    return [Task(int(r["seed"]), dict(r.get("options") or {}), r.get("task_type") or "", r.get("prompt") or "") for r in rows]
+    seeds = [read_whole(row["seed"], f"{name}.episodes()[{i}]['seed']") for i, row in enumerate(rows)]
+    return [
+        Task(seed, dict(row.get("options") or {}), row.get("task_type") or "", row.get("prompt") or "")
+        for seed, row in zip(seeds, rows, strict=True)
+    ]
 
 
 def _check_kwargs(name: str, cls: Any, kwargs: Mapping[str, Any]) -> None:

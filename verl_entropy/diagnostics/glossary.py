@@ -24,6 +24,10 @@ _OURS = {
     "entropy": ("mean entropy of the trained tokens before the update", "nats", "ours"),
     "entropy_not_finite": ("share of the trained tokens without a finite entropy, where there are any", "share", "ours"),
     "active": ("1 where the plugin's loss ran in the training workers", "0 or 1", "ours"),
+    "resumed": ("1 in the first step after a resume; left out in the others", "0 or 1", "ours"),
+    "event/non_finite": ("1 while entropy, loss or gradient norm is not finite", "0 or 1", "diagnostics.health"),
+    "event/dead": ("1 while there is no gradient or every group has equal returns", "0 or 1", "diagnostics.health"),
+    "event/template_collapse": ("1 while responses repeat one another and entropy stands", "0 or 1", "diagnostics.health"),
     "timing_s/queue": ("time of the plugin's reads and writes in verl's queue, in the trainer's process", "seconds", "ours"),
     "timing_s/turns": ("time to make turns of a batch's rows, which every method starts from", "seconds", "ours"),
     "timing_s/advantages": ("time of base estimator and transforms", "seconds", "ours"),
@@ -36,6 +40,13 @@ _OURS = {
         "advantage",
         "ours",
     ),
+    "episodes/ended/<reason>": (
+        "episodes that the environment terminated or truncated, that reached max_turns, had no_room for a turn or ended with a cut answer",
+        "share",
+        "ours",
+    ),
+    "episodes/cut_answers": ("answers that the token limit cut: not executed", "share of turns", "ours"),
+    "episodes/cut_prompts": ("prompts that lost words of the observation", "share of turns", "ours"),
     "empty_after_mask": ("1 where the transforms dropped every token; the step then trains nothing", "0 or 1", "ours"),
 }
 _LEMMA = "SEAL, Lemma 3.2 and 3.3"

@@ -22,8 +22,9 @@ from verl_entropy.batch.numerics import group_range
 from verl_entropy.batch.turns import Turns
 from verl_entropy.diagnostics import likelihood, predictors, text, windows
 from verl_entropy.diagnostics.glossary import ENTRIES, PREFIX, Entry
+from verl_entropy.diagnostics.health import HEALTH, Health
 from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
-from verl_entropy.diagnostics.settings import Live
+from verl_entropy.diagnostics.settings import ACTIONS, Live
 
 POLICY_GAP = "training/rollout_probs_diff_mean"
 OTHER_POLICY = 0.05
@@ -337,7 +338,7 @@ GLOSSARY += [
             "share",
             "ours",
         ),
-        ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence", "index", "diagnostics.phases, after SEAL"),
+        ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence, 4 steady", "index", "diagnostics.phases, after SEAL"),
         ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
         ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
         ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
@@ -392,12 +393,16 @@ class LiveDiagnostics:
     def __init__(self, settings: Live | None = None):
         self.settings = settings or Live()
         self.detector = PhaseDetector(self.settings.detector)
+        self.health = Health(self.settings.template_share, self.settings.detector.collapse_nats)
+        self._resumed = False
         self.cumulative = windows.CumulativeEntropy()
         self._entropy: float | None = None
         self._predicted: dict[str, float] = {}
         self._agreement: dict[str, list[int]] = {}
         self.action = "none"
-        """What ``on_eruption`` asks for after this step: "none" unless an eruption was seen in it."""
+        """The strongest of what ``on_eruption`` and its like ask for after this step; "none" unless something was seen in it."""
+        self.reason = "eruption"
+        """The event that asks for it."""
         self.messages: list[str] = []
         """What was seen in this step, for the console."""
 
@@ -405,6 +410,8 @@ class LiveDiagnostics:
         """Metrics of this step; ``extra``: metrics computed elsewhere (``verl_entropy/interference/drift_negative``)."""
         metrics = step_diagnostics(ctx, self.settings, texts)
         metrics.update(self._change(ctx.entropy, metrics))
+        if self._resumed:
+            self.detector.resumed()
         events = self.detector.update(
             ctx.step,
             ctx.entropy,
@@ -415,13 +422,37 @@ class LiveDiagnostics:
             f"verl-entropy: {e.name.replace('_', ' ')} at step {e.step} (from step {e.onset}; level {e.level:.4g})"
             + (self._drivers(metrics) if e.name == "eruption" else "")
             for e in events
+            if e.name != "steady"
         ]
-        self.action = self.settings.on_eruption if any(e.name == "eruption" for e in events) else "none"
+        self.action = "none"
+        self._ask([e.name for e in events])
+        if self._resumed:
+            metrics[PREFIX + "resumed"] = 1.0
+            self._resumed = False
         metrics[PREFIX + "phase"] = float(PHASES.index(self.detector.phase))
         metrics[PREFIX + "eruptions"] = float(sum(event.name == "eruption" for event in self.detector.events))
         for name in SIGNS:
             metrics[f"{PREFIX}sign/{name.removeprefix('sign_')}"] = float(self.detector.signs[name])
         return metrics
+
+    def resumed(self) -> None:
+        """Tell that the next step comes after a resume."""
+        self._resumed = True
+
+    def complete(self, step: int, metrics: dict[str, Any]) -> None:
+        """Look at the metrics of a complete step, the update's too; adds the state of each event to them."""
+        found = self.health.update(metrics)
+        self.action = "none"
+        self.messages = [f"verl-entropy: {name.replace('_', ' ')} at step {step} ({reason})" for name, reason in found]
+        self._ask([name for name, _ in found])
+        for name in HEALTH:
+            metrics[f"{PREFIX}event/{name}"] = float(self.health.on[name])
+
+    def _ask(self, names: Sequence[str]) -> None:
+        for name in names:
+            action = self.settings.action_on(name)
+            if ACTIONS.index(action) > ACTIONS.index(self.action):
+                self.action, self.reason = action, name
 
     def _drivers(self, metrics: dict[str, float]) -> str:
         """What goes along with an eruption: early signs that are on, and predictors that say rising."""
@@ -450,6 +481,7 @@ class LiveDiagnostics:
         """What a resumed run needs, as plain JSON values."""
         return {
             "detector": self.detector.state_dict(),
+            "health": self.health.state_dict(),
             "cumulative": self.cumulative.state_dict(),
             "entropy": self._entropy,
             "predicted": dict(self._predicted),
@@ -461,6 +493,7 @@ class LiveDiagnostics:
         if set(state) != set(self.state_dict()):
             raise ValueError(f"state of the diagnostics has keys {sorted(state)}: expected {sorted(self.state_dict())}.")
         self.detector.load_state_dict(state["detector"])
+        self.health.load_state_dict(state["health"])
         self.cumulative.load_state_dict(state["cumulative"])
         self._entropy, self._predicted = state["entropy"], dict(state["predicted"])
         self._agreement = {name: list(values) for name, values in state["agreement"].items()}

@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases of a run's entropy, found while it goes on: descent, eruption, subsidence (SEAL, arXiv 2605.27954).
+"""Phases of a run's entropy, found while it goes on: descent, steady, eruption, subsidence (SEAL, arXiv 2605.27954).
 
-The paper names the phases and gives no rule; this one is ours. Neither torch nor verl is imported.
+The paper names phases and gives no rule; this one is ours. Neither torch nor verl is imported.
 
-Every finite entropy x enters two numbers:
+Every finite entropy x enters as y = log(x + LOG_FLOOR), so that noise which grows with the level stays alike:
 
-    level   median of the last ``smooth`` values
-    noise   median |x_t - x_{t-1}| over the last ``noise_window`` steps, divided by .954 (the value for white noise of std 1).
-            Differences, so that a trend or an eruption hardly widens it.
+    level    median of the last ``smooth`` values (of the last 3 where less than every third step is logged)
+    noise    median |y_t - y_{t-1}| before the trough, divided by .954 (the value for white noise of std 1)
+    wander   the 85 % quantile of how far y's level rose within LAG values before the trough: what a random walk or the waves of a
+             curriculum do anyway
 
 and the phase moves by these rules:
 
-    warmup      fewer than ``warmup`` values
-    descent     until the level stands ``rise`` above its lowest value of the last ``window`` steps, for ``confirm`` steps,
-                rise = max(rise_nats, rise_share * trough, rise_sigmas * noise)
+    warmup      fewer than ``warmup`` values (fewer where not every step is logged)
+    descent     until the level stands above its lowest value within the window, for ``confirm`` steps, by more than
+                log(1 + rise_share), rise_sigmas * noise, wander_sigmas * wander * sqrt(values since the trough / LAG), and
+                ``rise_nats`` in nats. The window is ``window`` steps or ``window_share`` of the run so far, if that is more.
+    steady      the same, where the level is not lower than a window before
     eruption    until the level stands ``fall_share`` of the rise (and the noise margin) below its highest value, for
                 ``confirm`` steps
     subsidence  until ``settle_share`` of the rise is undone, or the level made no new low for ``settle`` steps; then descent
 
-A rise of which one single step makes up ``jump_share`` is a *step change* (another data set, a resume, a new temperature), not
-an eruption: the event "step_change" is given and the phase stays. A level below ``collapse_nats`` gives "collapse".
+Events beside the phases:
 
-Delay: the median needs (smooth + 1) / 2 steps, the confirmation ``confirm`` - 1, and the curve must have risen by ``rise``.
-``diagnostics.simulate`` measures it.
+    step_change  a rise of which one step makes up ``jump_share`` (a jump over missing steps is divided by their number). If the
+                 level still stands at half of it ``stay`` steps later, that is an eruption all the same. After a resume, which the
+                 trainer tells (``resumed``), a shift is a step change and no eruption.
+    runaway      an eruption that did not fall within ``runaway`` steps (or ``window_share`` of the run), or a rise too slow for the
+                 window: ``runaway_share`` above the run's lowest level since, at least RUNAWAY_STEADY of all its movement upwards
+    collapse     the level fell below ``collapse_nats``; recovery: it is back above twice that. The way up to the level before the
+                 collapse is no eruption.
 
-What it cannot do: tell an eruption from a trend as fast as ``rise`` within ``window`` steps, or from a step change spread over
-several steps; see an eruption that is complete within about two steps as one (it is called a step change); see one smaller than
-``rise``, or in the first ``warmup`` steps; foretell one (the early signs below are hints and have no known error rate on real
-runs); say why entropy rose.
+Delay: the median needs (smooth + 1) / 2 steps, the confirmation ``confirm`` - 1, and the curve must have risen.
+``diagnostics.simulate`` measures it, beside two simpler rules.
+
+What it cannot do: tell an eruption from a trend or a wave as fast and as high; know a shift by new data or a new temperature, of which
+nobody tells it, from a sudden eruption; see one in the first ``warmup`` steps; foretell one (the early signs below are hints and have
+no known error rate on real runs); say why entropy rose.
 
 The sign of interference has a value only every ``costly_every`` steps, so at the default of 10 it is silent for the first 90 steps and
 then some 30 steps late: set ``costly_every`` to 1 or 2 where it is to warn of anything.
@@ -36,18 +45,41 @@ then some 30 steps late: set ``costly_every`` to 1 or 2 where it is to warn of a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from verl_entropy.config.settings import ConfigError, setting
 
-PHASES = ("warmup", "descent", "eruption", "subsidence")
-EVENTS = ("eruption", "subsidence", "descent", "step_change", "collapse", "sign_interference", "sign_likelihood")
+PHASES = ("warmup", "descent", "eruption", "subsidence", "steady")
+"""Their order is the number that is logged."""
+EVENTS = (
+    *("eruption", "subsidence", "descent", "steady", "step_change", "runaway", "collapse", "recovery"),
+    *("sign_interference", "sign_likelihood"),
+)
 SIGNS = ("sign_interference", "sign_likelihood")
 
 _WHITE = 0.6745 * math.sqrt(2.0)
 """Median of |difference| of two unit normals: turns it into a standard deviation."""
+
+LOG_FLOOR = 0.01
+"""Nats added before the logarithm: below that, relative changes mean nothing."""
+LAG = 8
+"""Values over which a level's wandering is measured."""
+FRESH = 3
+"""Values after a resume whose median is compared with the level before it."""
+SIGN_CONFIRM = 2
+"""Values in a row that switch an early sign on."""
+KEEP = 400
+"""Values kept; a longer window sees every value's level only on the coarse track."""
+COARSE = 64
+"""Levels of the whole run kept on the coarse track; when it is full every second goes."""
+RUNAWAY_STEADY = 0.8
+"""Least share of a slow rise's movement on the coarse track that goes up."""
+FLAT = 0.15
+"""Relative fall over a window above which a run descends; it is steady again below half of that."""
 
 ONSET_SHARE = 0.15
 """Part of the rise so far up to which the level counts as not risen yet, when the onset is estimated."""
@@ -60,12 +92,19 @@ class Phases:
     warmup: int = setting(10, "values before the first decision", ge=2)
     smooth: int = setting(5, "values in the running median; odd", ge=1, le=99)
     noise_window: int = setting(40, "values in the estimate of the noise", ge=4)
-    window: int = setting(30, "steps within which an eruption must rise", ge=2)
+    window: int = setting(30, "least steps within which an eruption must rise", ge=2)
+    window_share: float = setting(
+        0.2, "part of the run so far within which an eruption must rise, if that is more", ge=0.0, le=1.0
+    )
     rise_nats: float = setting(0.05, "least rise of an eruption in nats", gt=0.0)
-    rise_share: float = setting(0.5, "least rise in parts of the lowest level before it", ge=0.0)
-    rise_sigmas: float = setting(4.0, "least rise in standard deviations of the noise", ge=0.0)
-    confirm: int = setting(2, "steps in a row that a change must hold", ge=1)
+    rise_share: float = setting(0.75, "least rise in parts of the lowest level before it", ge=0.0)
+    rise_sigmas: float = setting(5.0, "least rise in standard deviations of the noise", ge=0.0)
+    wander_sigmas: float = setting(2.5, "least rise in parts of how far the level rose before it without an eruption", ge=0.0)
+    confirm: int = setting(1, "steps in a row that a change must hold", ge=1)
     jump_share: float = setting(0.7, "a rise of which one step makes up this share is a step change", gt=0.0, le=1.0)
+    stay: int = setting(4, "steps after which a step change that is not undone is an eruption; 0: never", ge=0)
+    runaway: int = setting(30, "steps without a fall after which an eruption is a runaway; 0: never", ge=0)
+    runaway_share: float = setting(1.5, "rise in parts of the lowest level that makes a slow one a runaway; 0: never", ge=0.0)
     fall_share: float = setting(0.3, "part of the rise that must be undone to call subsidence", gt=0.0, lt=1.0)
     settle_share: float = setting(0.8, "part of the rise that must be undone to be back in descent", gt=0.0, le=1.0)
     settle: int = setting(10, "steps without a new low that end subsidence", ge=1)
@@ -103,7 +142,7 @@ def _median(values: list[float]) -> float:
 
 
 class _Track:
-    """The last values of a series, their running median and noise."""
+    """The last values of a series, and their running median."""
 
     def __init__(self, smooth: int, keep: int):
         self.smooth, self.keep = smooth, max(keep, smooth)
@@ -111,10 +150,11 @@ class _Track:
         self.steps: list[int] = []
         self.levels: list[float] = []
 
-    def add(self, step: int, value: float) -> None:
+    def add(self, step: int, value: float, width: int | None = None) -> None:
+        """Take a value; ``width``: of the median, the track's own if None."""
         self.values.append(value)
         self.steps.append(step)
-        self.levels.append(_median(self.values[-self.smooth :]))
+        self.levels.append(_median(self.values[-(width or self.smooth) :]))
         for items in (self.values, self.steps, self.levels):
             del items[: -self.keep]
 
@@ -123,16 +163,22 @@ class _Track:
         return self.levels[-1]
 
     def noise(self, window: int) -> float:
-        recent = self.values[-window:]
-        if len(recent) < 2:
-            return 0.0
-        return _median([abs(b - a) for a, b in pairwise(recent)]) / _WHITE
+        return _noise(self.values[-window:])
 
     def state_dict(self) -> dict[str, list]:
         return {"values": list(self.values), "steps": list(self.steps), "levels": list(self.levels)}
 
     def load(self, state: dict[str, list]) -> None:
         self.values, self.steps, self.levels = (list(state[k]) for k in ("values", "steps", "levels"))
+
+
+def _noise(values: list[float]) -> float:
+    """Standard deviation of white noise from the median of the differences; 0 of fewer than two values."""
+    return _median([abs(b - a) for a, b in pairwise(values)]) / _WHITE if len(values) > 1 else 0.0
+
+
+def _log(value: float) -> float:
+    return math.log(max(value, 0.0) + LOG_FLOOR)
 
 
 class PhaseDetector:
@@ -149,7 +195,29 @@ class PhaseDetector:
         self.last_step: int | None = None
         self.collapsed = False
         self.signs = dict.fromkeys(SIGNS, False)
-        self._entropy = _Track(s.smooth, max(s.window, s.noise_window))
+        self._entropy = _Track(s.smooth, max(KEEP, s.window, s.noise_window))
+        self._first: int | None = None
+        """Step of the first finite entropy."""
+        self._coarse: list[list[float]] = []
+        """Every ``_stride``-th level of the run with its step, from the last eruption's end on."""
+        self._stride = 1
+        self._jump: list[float] | None = None
+        """Step, trough and level of a step change that may stay."""
+        self._resume: list[float] | None = None
+        """Level before a resume, and values still to come before the shift is judged."""
+        self._fresh = 0
+        """Values since a resume: the median does not reach back across it."""
+        self._ran_away = False
+        self._began = 0
+        """Step at which the current eruption was seen."""
+        self._turning = 0
+        """Steps for which the calm phase looked like the other one."""
+        self._gap = 1.0
+        """Median distance of the last steps that had a value."""
+        self._ceiling = 0.0
+        """Highest level outside eruptions: the way back up to it from a collapse is a recovery."""
+        self._recovering: list[float] | None = None
+        """Highest level since a collapse and its step; None: not recovering."""
         self._signs = {name: _Track(s.smooth, s.sign_window + s.smooth) for name in SIGNS}
         self._pending = 0
         self._pending_sign = dict.fromkeys(SIGNS, 0)
@@ -190,61 +258,184 @@ class PhaseDetector:
         value = _finite(entropy)
         if value is not None:
             self.seen += 1
-            self._entropy.add(int(step), value)
-            if self.seen >= self.settings.warmup:
+            self._fresh += 1
+            self._first = int(step) if self._first is None else self._first
+            recent = [*self._entropy.steps[-9:], int(step)]
+            self._gap = _median([b - a for a, b in pairwise(recent)]) if len(recent) > 2 else 1.0
+            width = self.settings.smooth if self._gap < 3 else min(3, self.settings.smooth)
+            self._entropy.add(int(step), value, min(width, max(self._fresh, 1)))
+            if self.seen >= self._warmup():
                 found += self._advance(int(step))
+            self._remember(int(step))
         self.events += found
         return found
+
+    def resumed(self) -> None:
+        """Tell that the next value comes after a resume: a shift between the two is a step change and no eruption."""
+        if self.seen:
+            self._resume = [self._entropy.level, FRESH]
+            self._fresh, self._since, self._pending, self._jump = 0, self.seen, 0, None
+            self._coarse, self._stride = [], 1
+
+    # ------------------------------------------------------------------ scales
+
+    def _warmup(self) -> int:
+        least = max(4, math.ceil(2 * self.settings.warmup / max(self._gap, 1)))
+        return min(self.settings.warmup, least)
+
+    def _window(self, least: int) -> float:
+        """``least`` steps, a share of the run so far, or six values, whichever is most."""
+        ran = self._entropy.steps[-1] - self._first
+        return max(least, self.settings.window_share * ran, 6 * self._gap)
+
+    def _confirm(self) -> int:
+        return self.settings.confirm if self._gap < 3 else 1
+
+    def _remember(self, step: int) -> None:
+        """Keep the level on the coarse track."""
+        if self.seen % self._stride == 0:
+            self._coarse.append([self._entropy.level, step])
+        if len(self._coarse) > COARSE:
+            self._coarse, self._stride = self._coarse[::2], self._stride * 2
 
     # ------------------------------------------------------------------ rules
 
     def _advance(self, step: int) -> list[Event]:
-        found = self._collapse(step)
-        if self.phase == "warmup":
-            self.phase = "descent"
-        rule = {"descent": self._descent, "eruption": self._eruption, "subsidence": self._subsidence}[self.phase]
-        event = rule(step)
+        found = self._collapse(step) + self._shift(step)
+        calm = self.phase in ("warmup", "descent", "steady")
+        if calm:
+            self._ceiling = max(self._ceiling, self._entropy.level)
+            found += self._flat(step)
+            rule = self._descent
+        else:
+            rule = {"eruption": self._eruption, "subsidence": self._subsidence}[self.phase]
+        event = None if self._resume is not None else rule(step)
         return found + ([event] if event else [])
+
+    def _shift(self, step: int) -> list[Event]:
+        """Compare the level after a resume with that before it, once FRESH values are there."""
+        if self._resume is None:
+            return []
+        self._resume[1] -= 1
+        if self._resume[1] > 0:
+            return []
+        before, level = self._resume[0], self._entropy.level
+        self._resume, self._since = None, self.seen - FRESH
+        change = abs(_log(level) - _log(before))
+        if change <= math.log1p(self.settings.rise_share) or abs(level - before) <= self.settings.rise_nats:
+            return []
+        if self.phase in ("eruption", "subsidence"):
+            self.phase = "descent"
+        return [Event("step_change", step, self._entropy.steps[-FRESH], level)]
+
+    def _flat(self, step: int) -> list[Event]:
+        """Whether the calm phase is a descent, by the level a window before; both names only after a verdict of some steps."""
+        levels, steps = self._entropy.levels, self._entropy.steps
+        then = bisect_left(steps, step - self._window(self.settings.window), hi=len(steps) - 1)
+        fall = math.log((max(levels[then], 0.0) + LOG_FLOOR) / (max(levels[-1], 0.0) + LOG_FLOOR))
+        if self.phase == "warmup":
+            self.phase = "descent" if fall > FLAT else "steady"
+            return [] if self.phase == "descent" else [Event("steady", step, self._first, levels[-1])]
+        falls = fall > (FLAT if self.phase == "steady" else 0.5 * FLAT)
+        same = falls == (self.phase == "descent") or self.seen - self._since < self.settings.window
+        self._turning = 0 if same else self._turning + 1
+        if self._turning < self.settings.settle:
+            return []
+        self.phase, self._turning = "descent" if falls else "steady", 0
+        return [Event(self.phase, step, steps[-self.settings.settle], levels[-1])]
 
     def _confirmed(self, condition: bool) -> bool:
         self._pending = self._pending + 1 if condition else 0
-        if self._pending >= self.settings.confirm:
+        if self._pending >= self._confirm():
             self._pending = 0
             return True
         return False
 
     def _trough(self) -> tuple[float, int]:
         """Lowest level of the window and its place in the track."""
-        levels = self._entropy.levels
-        count = min(self.settings.window, len(levels), self.seen - self._since)
-        first = len(levels) - max(count, 1)
+        levels, steps = self._entropy.levels, self._entropy.steps
+        first = max(len(levels) - max(self.seen - self._since, 1), 0)
+        first = bisect_left(steps, steps[-1] - self._window(self.settings.window), lo=first, hi=len(steps) - 1)
         lowest = min(levels[first:])
         return lowest, levels.index(lowest, first)
 
-    def _risen(self, rise: float, trough: float) -> tuple[bool, float]:
-        """Whether ``rise`` is that of an eruption, and the noise (only estimated where it decides)."""
-        s = self.settings
-        if rise <= max(s.rise_nats, s.rise_share * trough):
+    def _risen(self, level: float, trough: float, place: int) -> tuple[bool, float]:
+        """Whether a rise to ``level`` is that of an eruption, and the noise before it in nats (estimated only where it decides)."""
+        s, track = self.settings, self._entropy
+        rise = _log(level) - _log(trough)
+        if level - trough <= s.rise_nats or rise <= math.log1p(s.rise_share):
             return False, 0.0
-        noise = self._entropy.noise(s.noise_window)
-        return rise > s.rise_sigmas * noise, noise
+        first = max(len(track.levels) - max(self.seen - self._since, 1), place - s.noise_window, 0)
+        before = track.values[first : place + 1]
+        noise = _noise([_log(v) for v in (before if len(before) >= LAG else track.values[-s.noise_window :])])
+        levels = [_log(v) for v in track.levels[first : place + 1]]
+        ups = sorted(max(b - a, 0.0) for a, b in zip(levels, levels[LAG:], strict=False))
+        wander = ups[int(0.85 * len(ups))] if len(ups) >= LAG else 0.0
+        spread = math.sqrt(max((len(track.levels) - 1 - place) / LAG, 1.0))
+        return rise > max(s.rise_sigmas * noise, s.wander_sigmas * wander * spread), noise * (trough + LOG_FLOOR)
 
     def _descent(self, step: int) -> Event | None:
         track = self._entropy
-        trough, place = self._trough()
-        risen, noise = self._risen(track.level - trough, trough)
-        if not self._confirmed(risen):
+        if self._recovers(step):
+            self._pending = 0
             return None
-        first = max(place - self.settings.smooth // 2, 0)
-        values = track.values[first:]
-        jump = max(b - a for a, b in pairwise(values))
+        if self._jump is not None:
+            return self._stays(step)
+        trough, place = self._trough()
+        risen, noise = self._risen(track.level, trough, place)
+        if not self._confirmed(risen):
+            return self._slow(step)
         onset = self._onset(trough, place)
-        if jump >= self.settings.jump_share * (track.level - trough) and self._risen(jump, trough)[0]:
-            self._since = self.seen
+        first = max(place - self.settings.smooth // 2, 0)
+        pairs = zip(pairwise(track.values[first:]), pairwise(track.steps[first:]), strict=True)
+        jump = max((b - a) / (t - s) for (a, b), (s, t) in pairs)
+        if jump >= self.settings.jump_share * (track.level - trough) and self.settings.stay:
+            self._jump = [step, trough, track.level, onset, noise]
             return Event("step_change", step, onset, track.level)
-        self.phase, self._base, self._noise = "eruption", trough, noise
-        self._extreme = (track.level, step)
-        return Event("eruption", step, onset, track.level)
+        return self._erupt("eruption", step, onset, trough, noise)
+
+    def _erupt(self, name: str, step: int, onset: int, trough: float, noise: float) -> Event:
+        self.phase, self._base, self._noise, self._jump = "eruption", trough, noise, None
+        self._extreme = (self._entropy.level, step)
+        self._began, self._ran_away = step, name == "runaway"
+        return Event(name, step, onset, self._entropy.level)
+
+    def _stays(self, step: int) -> Event | None:
+        """A step change: undone, or an eruption after ``stay`` steps."""
+        at, trough, reached, onset, noise = self._jump
+        if self._entropy.level - trough < 0.5 * (reached - trough):
+            self._jump, self._since = None, self.seen
+            return None
+        return self._erupt("eruption", step, int(onset), trough, noise) if step - at >= self.settings.stay else None
+
+    def _slow(self, step: int) -> Event | None:
+        """A steady rise that is too slow for the window."""
+        s, level = self.settings, self._entropy.level
+        if not s.runaway_share or len(self._coarse) < LAG:
+            return None
+        trough, onset = min(self._coarse)
+        if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
+            return None
+        path = [_log(v) for v, at in self._coarse if at >= onset]
+        path = [*path[:: max(len(path) // 12, 1)], _log(level)]
+        moved = sum(abs(b - a) for a, b in pairwise(path))
+        if len(path) < 5 or path[-1] - path[0] < RUNAWAY_STEADY * moved:
+            return None
+        return self._erupt("runaway", step, int(onset), trough, 0.0)
+
+    def _recovers(self, step: int) -> bool:
+        """Whether the level is on its way back from a collapse to what it was before."""
+        if self._recovering is None:
+            return False
+        level = self._entropy.level
+        if level > self._recovering[0]:
+            self._recovering = [level, step]
+        back = level > self._ceiling * (1.0 + self.settings.rise_share)
+        if self.collapsed or not (back or step - self._recovering[1] >= self.settings.settle):
+            return True
+        self._recovering, self._since = None, self.seen
+        self._coarse, self._stride = [], 1
+        return False
 
     def _onset(self, trough: float, place: int) -> int:
         """Step at which the level last stood near the trough; the level lags by half the median's width."""
@@ -258,6 +449,10 @@ class PhaseDetector:
         if level > self._extreme[0]:
             self._extreme = (level, step)
         peak, onset = self._extreme
+        lasts = step - self._began >= self._window(self.settings.runaway)
+        if self.settings.runaway and lasts and not self._ran_away:
+            self._ran_away = True
+            return Event("runaway", step, self._began, level)
         margin = max(self.settings.fall_share * (peak - self._base), self._noise * 2.0)
         if not self._confirmed(peak - level > margin):
             return None
@@ -276,13 +471,17 @@ class PhaseDetector:
             return None
         self.phase, self._pending = "descent", 0
         self._since = self.seen - (self._entropy.steps[::-1].index(onset) if onset in self._entropy.steps else 0) - 1
+        self._coarse, self._stride = [], 1
         return Event("descent", step, onset, low)
 
     def _collapse(self, step: int) -> list[Event]:
-        below = self._entropy.level < self.settings.collapse_nats
-        found = [Event("collapse", step, step, self._entropy.level)] if below and not self.collapsed else []
+        level, least = self._entropy.level, self.settings.collapse_nats
+        below = level < (2.0 * least if self.collapsed else least)  # it is over at twice the level at which it began
+        name = {(True, False): "collapse", (False, True): "recovery"}.get((below, self.collapsed))
         self.collapsed = below
-        return found
+        if below and self._recovering is None:
+            self._recovering = [level, step]
+        return [Event(name, step, step, level)] if name else []
 
     def _sign(self, name: str, step: int, value: float | None) -> list[Event]:
         """A sign is on while its running median lies ``sign_sigmas`` of its noise below the median of the values before."""
@@ -295,7 +494,7 @@ class PhaseDetector:
         reference = _median(track.values[: -s.smooth])
         low = reference - track.level > max(s.sign_sigmas * track.noise(s.sign_window), s.sign_share * abs(reference))
         self._pending_sign[name] = self._pending_sign[name] + 1 if low else 0
-        was, self.signs[name] = self.signs[name], self._pending_sign[name] >= s.confirm
+        was, self.signs[name] = self.signs[name], self._pending_sign[name] >= SIGN_CONFIRM
         return [Event(name, int(step), int(step), track.level)] if self.signs[name] and not was else []
 
     # ------------------------------------------------------------------ state
@@ -315,6 +514,18 @@ class PhaseDetector:
             "noise": self._noise,
             "peak": self._peak,
             "since": self._since,
+            "first": self._first,
+            "coarse": [list(item) for item in self._coarse],
+            "stride": self._stride,
+            "jump": None if self._jump is None else list(self._jump),
+            "resume": None if self._resume is None else list(self._resume),
+            "fresh": self._fresh,
+            "ran_away": self._ran_away,
+            "began": self._began,
+            "turning": self._turning,
+            "gap": self._gap,
+            "ceiling": self._ceiling,
+            "recovering": None if self._recovering is None else list(self._recovering),
             "entropy": self._entropy.state_dict(),
             "tracks": {name: track.state_dict() for name, track in self._signs.items()},
             "events": [asdict(event) for event in self.events],
@@ -331,6 +542,12 @@ class PhaseDetector:
         self._pending, self._pending_sign = state["pending"], dict(state["pending_sign"])
         self._base, self._noise, self._peak, self._since = (state[k] for k in ("base", "noise", "peak", "since"))
         self._extreme = None if state["extreme"] is None else tuple(state["extreme"])
+        self._first, self._stride, self._fresh, self._began = (state[k] for k in ("first", "stride", "fresh", "began"))
+        self._ran_away, self._ceiling, self._turning, self._gap = (state[k] for k in ("ran_away", "ceiling", "turning", "gap"))
+        self._coarse = [list(item) for item in state["coarse"]]
+        self._jump, self._resume, self._recovering = (
+            None if state[k] is None else list(state[k]) for k in ("jump", "resume", "recovering")
+        )
         self._entropy.load(state["entropy"])
         for name, track in self._signs.items():
             track.load(state["tracks"][name])
@@ -346,14 +563,19 @@ class Span:
     last: int
 
 
-def detect(steps, entropy, settings: Phases | None = None, **signs) -> tuple[PhaseDetector, list[Span]]:
+def detect(
+    steps, entropy, settings: Phases | None = None, *, resumes: Collection[int] = (), **signs
+) -> tuple[PhaseDetector, list[Span]]:
     """Run the detector over a whole curve; the spans begin at the estimated onsets.
 
+    ``resumes``: first steps after a resume.
     ``signs``: ``interference_negative`` and ``valid_log_prob``, sequences as long as ``steps``.
     """
     detector = PhaseDetector(settings)
     extra = [dict(zip(signs, row, strict=True)) for row in zip(*signs.values(), strict=True)] if signs else None
     for i, (step, value) in enumerate(zip(steps, entropy, strict=True)):
+        if int(step) in resumes:
+            detector.resumed()
         detector.update(int(step), value, **(extra[i] if extra else {}))
     if detector.phase == "warmup":
         return detector, [Span("warmup", int(steps[0]), int(steps[-1]))] if len(steps) else []
@@ -366,7 +588,11 @@ def spans(events: list[Event], steps) -> list[Span]:
         return []
     marks = [("descent", int(steps[0]))]
     for event in events:
-        if event.name in PHASES:
-            marks.append((event.name, max(event.onset, marks[-1][1])))
+        name = "eruption" if event.name == "runaway" else event.name
+        if name in PHASES and name != marks[-1][0]:
+            onset = max(event.onset, marks[-1][1])
+            if onset == marks[-1][1] and len(marks) == 1:
+                marks.pop()  # a run that is steady from its first step
+            marks.append((name, onset))
     ends = [first for _, first in marks[1:]] + [int(steps[-1])]
     return [Span(name, first, last) for (name, first), last in zip(marks, ends, strict=True)]

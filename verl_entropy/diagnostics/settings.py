@@ -13,6 +13,9 @@ from verl_entropy.runs.runfile import RunSettings
 
 PATH = f"{ALGORITHM_PATH}.diagnostics"
 ACTIONS = ("none", "warn", "checkpoint", "stop")
+"""The weakest first."""
+ACTING = ("eruption", "runaway", "collapse", "template_collapse", "dead", "non_finite")
+"""Events that have a setting ``on_<event>``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,24 @@ class Live:
         "the step, with a checkpoint where trainer.save_freq is positive",
         choices=ACTIONS,
     )
+    on_runaway: str = setting("none", "the same, when an eruption does not return or entropy rises steadily", choices=ACTIONS)
+    on_collapse: str = setting("none", "the same, when entropy collapses", choices=ACTIONS)
+    on_template_collapse: str = setting(
+        "none",
+        "the same, when responses repeat one another while entropy stands (duplication above template_share)",
+        choices=ACTIONS,
+    )
+    on_dead: str = setting(
+        "none", "the same, when a run stops learning: no gradient, or every group with equal returns", choices=ACTIONS
+    )
+    on_non_finite: str = setting("warn", "the same, when entropy, loss or gradient norm is not finite", choices=ACTIONS)
+    template_share: float = setting(0.7, "duplication from which a run has collapsed to templates", gt=0.0, le=1.0)
     detector: Phases = field(default_factory=Phases, metadata={"doc": "settings of the detector of phases"})
     run_file: RunFile = field(default_factory=RunFile, metadata={"doc": "the run file"})
+
+    def action_on(self, event: str) -> str:
+        """What the settings ask for when ``event`` is seen; "none" for events without a setting."""
+        return getattr(self, f"on_{event}") if event in ACTING else "none"
 
     def costly_at(self, step: int) -> bool:
         """Whether this step computes the costly metrics."""

@@ -41,6 +41,8 @@ class Curve:
     """First steps of its eruptions."""
     rises: tuple[int, ...] = ()
     """Steps that each eruption takes to its peak."""
+    resume: int | None = None
+    """First step after a resume, of which the detector is told."""
 
 
 def _descent(rng: np.random.Generator, steps: np.ndarray) -> np.ndarray:
@@ -81,8 +83,8 @@ def _drift_up(rng, steps):
 
 
 def _drift_fast(rng, steps):
-    """A trend to three to six times the start, still without a bend."""
-    return rng.uniform(0.2, 0.5) * (1 + rng.uniform(2.0, 5.0) * steps / LENGTH), "quiet", (), ()
+    """A steady rise to three to six times the start, without a bend: a runaway."""
+    return rng.uniform(0.2, 0.5) * (1 + rng.uniform(2.0, 5.0) * steps / LENGTH), "eruption", (), ()
 
 
 def _drift_down(rng, steps):
@@ -124,14 +126,15 @@ def _cyclical(rng, steps):
 
 
 def _step_up(rng, steps):
+    """A shift at a resume."""
     at = int(rng.integers(40, 160))
-    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * (steps >= at), "step_change", (), ()
+    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * (steps >= at), "step_change", (), (), at
 
 
 def _step_soft(rng, steps):
-    """A step change spread over 3 to 6 steps."""
-    at, width = int(rng.integers(40, 160)), int(rng.integers(3, 7))
-    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * np.clip((steps - at) / width, 0, 1), "step_change", (), ()
+    """A rise within 1 to 6 steps, of which nobody tells, and which stays."""
+    at, width = int(rng.integers(40, 160)), int(rng.integers(1, 7))
+    return _descent(rng, steps) + rng.uniform(0.3, 1.5) * np.clip((steps - at) / width, 0, 1), "eruption", (at,), (width,)
 
 
 def _step_down(rng, steps):
@@ -144,11 +147,11 @@ KINDS: dict[str, Callable] = {
     "noise, heavy": _quiet_heavy,
     "noise, correlated": _quiet_correlated,
     "drift up": _drift_up,
-    "drift up, fast": _drift_fast,
+    "runaway": _drift_fast,
     "drift down": _drift_down,
     "step down": _step_down,
-    "step up": _step_up,
-    "step up, soft": _step_soft,
+    "resume, shifted": _step_up,
+    "step that stays": _step_soft,
     "collapse": _collapse,
     "single eruption": _single,
     "eruption, slow": _single_slow,
@@ -157,8 +160,149 @@ KINDS: dict[str, Callable] = {
 }
 
 
-HARD = ("drift up, fast", "step up, soft", "eruption, sudden")
-"""Shapes that the rule cannot tell apart while they happen (its docstring says so); counted apart."""
+def _family(rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray, int | None, int | None]:
+    """Steps, entropies, first step of the (first) eruption or None, and first step after a resume or None."""
+    n = 400 if name in ("long run",) else LENGTH
+    steps = np.arange(n, dtype=float)
+    sigma, clean, onset, resume = rng.uniform(0.02, 0.1), _descent(rng, steps), None, None
+    if name in ERUPTING:
+        onset = int(rng.integers(*{"early": (18, 30), "late": (150, 175), "long run": (200, 330)}.get(name, (40, 120))))
+        rise = {"slow": (30, 61), "sudden": (1, 5)}.get(name, (8, 26))
+        height = {"slow": (0.25, 0.6), "low": (0.15, 0.3), "tall": (2.0, 5.0)}.get(name, (0.4, 2.5))
+        bump, up, end = _bump(rng, steps, onset, rise, height)
+        if name == "low":
+            clean = rng.uniform(0.04, 0.08) + 0.2 * np.exp(-steps / 15)
+        if name == "stays high":
+            bump = np.maximum.accumulate(bump)
+        if name == "cyclical":
+            bump = bump + _bump(rng, steps, min(end + 20, n - 20))[0]
+        clean = clean + bump
+        if name == "after a resume":
+            resume = int(rng.integers(20, onset - 10))
+            clean = clean + rng.uniform(0.2, 0.8) * (steps >= resume)
+    elif name == "log random walk":
+        clean = rng.uniform(0.2, 0.8) * np.exp(np.cumsum(rng.normal(0, rng.uniform(0.02, 0.04), n)))
+    elif name == "curriculum waves":
+        wave = np.sin(2 * np.pi * (steps / rng.uniform(25, 60) + rng.random()))
+        clean = rng.uniform(0.2, 0.8) * (1 + rng.uniform(0.1, 0.25) * wave)
+    elif name == "collapse, then recovery":
+        low = int(rng.integers(40, 90))
+        down = rng.uniform(0.3, 1.2) * np.exp(-steps / rng.uniform(6, 12))
+        back = rng.uniform(0.1, 0.3) * np.clip((steps - low) / rng.uniform(10, 40), 0, 1)
+        clean = down + back
+    elif name == "flat":
+        clean = np.full(n, rng.uniform(0.1, 1.0))
+    elif name == "drift up":
+        clean = _drift_up(rng, steps)[0]
+    elif name == "drift down":
+        clean = _drift_down(rng, steps)[0]
+    elif name == "heavy noise":
+        sigma = rng.uniform(0.15, 0.3)
+    elif name == "correlated noise":
+        clean = _quiet_correlated(rng, steps)[0]
+    elif name == "step down":
+        clean = _step_down(rng, steps)[0]
+    elif name == "a resume's shift":
+        resume = int(rng.integers(40, 160))
+        clean = clean + rng.uniform(0.3, 1.5) * (steps >= resume)
+    noise = sigma * rng.normal(size=n)
+    if name == "noise that grows":
+        noise *= 1 + 3 * clean / clean.max()
+    entropy = np.maximum(clean * (1 + noise), 0.0)
+    entropy[rng.random(n) < MISSING] = np.nan
+    if name == "missing in the rise":
+        at = onset + int(rng.integers(0, max(up // 2, 1)))
+        entropy[at : at + 10] = np.nan
+    if name == "every fifth step":
+        entropy[steps % 5 != 0] = np.nan
+    return steps, entropy, onset, resume
+
+
+ERUPTING = (
+    *("single", "slow", "sudden", "cyclical", "low", "tall", "early", "late", "stays high", "long run"),
+    *("missing in the rise", "noise that grows", "every fifth step", "after a resume"),
+)
+CALM = (
+    *("white noise", "heavy noise", "correlated noise", "drift up", "drift down", "step down", "flat"),
+    *("log random walk", "curriculum waves", "collapse, then recovery"),
+)
+SHIFT = "a resume's shift"
+FAMILIES = (*ERUPTING, *CALM, SHIFT)
+
+
+def ours(steps: np.ndarray, entropy: np.ndarray, resume: int | None, settings: Phases | None = None) -> list[int]:
+    """Steps at which the detector calls an eruption or a runaway."""
+    detector = detect(steps, entropy, settings, resumes=() if resume is None else (resume,))[0]
+    return [event.step for event in detector.events if event.name in ("eruption", "runaway")]
+
+
+def trough_times_two(steps: np.ndarray, entropy: np.ndarray, resume: int | None) -> list[int]:
+    """The first step at which the median of 5 stands at twice the lowest of the last 60 steps (and .05 nats above it); values before
+    a resume do not count."""
+    recent: list[float] = []
+    levels: list[float] = []
+    for step, value in zip(steps, entropy, strict=True):
+        if step == resume:
+            recent, levels = [], []
+        if not np.isfinite(value):
+            continue
+        recent = [*recent[-4:], float(value)]
+        if len(recent) == 5:
+            levels = [*levels[-59:], sorted(recent)[2]]
+            if levels[-1] > max(2 * min(levels), min(levels) + 0.05):
+                return [int(step)]
+    return []
+
+
+def cusum(steps: np.ndarray, entropy: np.ndarray, resume: int | None, drift: float = 1.0, limit: float = 12.0) -> list[int]:
+    """The first step at which the one-sided sum of (deviation from a slow mean, in standard deviations, minus ``drift``) passes
+    ``limit``; mean and deviation are exponential with 1/20, from 10 values on. It begins anew at a resume."""
+    mean = spread = total = 0.0
+    count = 0
+    for step, value in zip(steps, entropy, strict=True):
+        if step == resume:
+            count = 0
+        if not np.isfinite(value):
+            continue
+        if count == 0:
+            mean, spread, total = float(value), 0.0, 0.0
+        z = (value - mean) / max(spread, 0.02) if count >= 10 else 0.0
+        total = max(total + z - drift, 0.0)
+        if total > limit:
+            return [int(step)]
+        mean, spread, count = mean + (value - mean) / 20, spread + (abs(value - mean) * 1.25 - spread) / 20, count + 1
+    return []
+
+
+RULES = {"ours": ours, "trough x 2": trough_times_two, "CUSUM": cusum}
+
+
+def evaluate_families(seeds: int = 100, rules: Sequence[str] = tuple(RULES), families: Sequence[str] = FAMILIES) -> dict:
+    """Per rule: share of the erupting families' curves whose first eruption was found (an alarm from its onset to 60 steps later, and
+    none before), of the calm ones with an alarm, of resumes called one, and the median delay. All rules know the resumes."""
+    found: dict[str, dict] = {}
+    for rule in rules:
+        rates, delays = {}, []
+        for name in families:
+            hits = 0
+            for seed in range(seeds):
+                steps, entropy, onset, resume = _family(np.random.default_rng([seed, FAMILIES.index(name)]), name)
+                alarms = RULES[rule](steps, entropy, resume)
+                if onset is None:
+                    hits += bool(alarms)
+                elif alarms and onset <= alarms[0] < onset + 60:
+                    hits += 1
+                    delays.append(alarms[0] - onset)
+            rates[name] = round(hits / seeds, 3)
+        chosen = {key: [rates[n] for n in group if n in rates] for key, group in (("found", ERUPTING), ("false_alarms", CALM))}
+        found[rule] = {key: round(float(np.mean(values)), 4) for key, values in chosen.items() if values}
+        found[rule].update({"shift": rates.get(SHIFT), "delay": float(np.median(delays or [np.nan])), "families": rates})
+    return found
+
+
+HARD = ("eruption, slow",)
+"""Shapes of which some are smaller than the rule's least rise; counted apart."""
+RISING = ("eruption", "cyclical")
 
 
 def corpus(per_kind: int, seed: int) -> list[Curve]:
@@ -168,17 +312,17 @@ def corpus(per_kind: int, seed: int) -> list[Curve]:
     curves = []
     for kind, draw in KINDS.items():
         for _ in range(per_kind):
-            clean, expected, onsets, rises = draw(rng, steps)
+            clean, expected, onsets, rises, *resume = draw(rng, steps)
             noisy = np.maximum(clean * (1 + rng.normal(0, rng.uniform(0.02, 0.1), LENGTH)), 0.0)
             noisy[rng.random(LENGTH) < MISSING] = np.nan
-            curves.append(Curve(kind, expected, noisy, onsets, rises))
+            curves.append(Curve(kind, expected, noisy, onsets, rises, *resume))
     return curves
 
 
 def classify(names: Sequence[str]) -> str:
     """Class of a run from the names of the detector's events; an eruption outweighs a step change, that a collapse."""
     counts = Counter(names)
-    if counts["eruption"]:
+    if counts["eruption"] or counts["runaway"]:
         return "cyclical" if counts["eruption"] > 1 else "eruption"
     return next((name for name in ("step_change", "collapse") if counts[name]), "quiet")
 
@@ -206,7 +350,8 @@ def evaluate_detector(settings: Phases | None = None, *, per_kind: int = 50, see
     rng = np.random.default_rng(seed)
     for curve in curves:
         sign = -1.0 + 0.05 * rng.normal(size=LENGTH)  # no fall in it: every sign is a false one
-        detector, _ = detect(np.arange(LENGTH), curve.entropy, settings, valid_log_prob=sign)
+        resumes = () if curve.resume is None else (curve.resume,)
+        detector, _ = detect(np.arange(LENGTH), curve.entropy, settings, resumes=resumes, valid_log_prob=sign)
         names = [event.name for event in detector.events]
         signs += "sign_likelihood" in names
         confusion[curve.kind][classify(names)] += 1
@@ -215,7 +360,7 @@ def evaluate_detector(settings: Phases | None = None, *, per_kind: int = 50, see
         eruptions = [(e.step, e.onset) for e in detector.events if e.name == "eruption"]
         delays += _delays(curve, eruptions)
         onsets += len(curve.onsets)
-        if not curve.onsets:
+        if curve.expected not in RISING:
             alarms += len(eruptions)
             quiet_steps += LENGTH
     delay = np.array([d for d, _, _ in delays] or [np.nan], dtype=float)
@@ -243,7 +388,8 @@ def evaluate_detector(settings: Phases | None = None, *, per_kind: int = 50, see
 
 def _false_alarms(confusion: dict[str, Counter], without: Sequence[str]) -> float:
     """Share of the curves without an eruption in which one was called."""
-    rows = [row for kind, row in confusion.items() if "eruption" not in kind and kind not in without]
+    rising = {"runaway", "step that stays", *(kind for kind in KINDS if "eruption" in kind)}
+    rows = [row for kind, row in confusion.items() if kind not in rising and kind not in without]
     return sum(row["eruption"] + row["cyclical"] for row in rows) / max(sum(row.total() for row in rows), 1)
 
 
@@ -265,6 +411,11 @@ def render(result: dict) -> str:
         f"{s['p50']:.0%} of the way to the peak",
         f"estimated onset is off by {e['p50']:.0f} steps (90 %: within {e['p90']:.0f})",
     ]
+    if families := result.get("families"):
+        lines += ["", f"{'rule, ' + str(result['family_seeds']) + ' seeds':<20}{'found':>8}{'false':>8}{'shift':>8}{'delay':>8}"]
+        for rule, row in families.items():
+            shares = "".join(f"{row[key]:>8.1%}" for key in ("found", "false_alarms", "shift"))
+            lines.append(f"{rule:<20}{shares}{row['delay']:>8.0f}")
     return "\n".join(lines)
 
 
@@ -274,8 +425,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-kind", type=int, default=50)
+    parser.add_argument("--family-seeds", type=int, default=100)
     args = parser.parse_args(argv)
     result = evaluate_detector(per_kind=args.per_kind, seed=args.seed)
+    result["families"], result["family_seeds"] = evaluate_families(args.family_seeds), args.family_seeds
     print(render(result))
     if args.write:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import random
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 Answer = tuple[str, float, bool]
 """(observation, reward, terminated) of one action."""
@@ -153,14 +156,18 @@ def file_of_split(key: str, value: str | Mapping[str, str], split: str) -> Path:
 
 
 def read_rows(key: str, path: Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
-    """``parse`` of every row of a .jsonl or .parquet file; a bad row is named by its line (parquet: row) number, from 1."""
+    """``parse`` of every row of a .jsonl or .parquet file.
+
+    A bad row is left out: one warning names the first by its line (parquet: row) number, from 1, and says how many there are.
+    ValueError, naming it in the same way, if no row is left.
+    """
     if path.suffix == ".parquet":
         rows, unit = _parquet_rows(key, path), "row"
     elif path.suffix in (".jsonl", ".json"):
         rows, unit = _lines(key, path), "line"
     else:
         raise ValueError(f"{key}={str(path)!r}: must end in .jsonl or .parquet")
-    found = []
+    found, bad = [], []
     for number, row in rows:
         try:
             if isinstance(row, str):
@@ -169,7 +176,11 @@ def read_rows(key: str, path: Path, parse: Callable[[Mapping[str, Any]], Any]) -
                 raise ValueError(f"expected an object, not {type(row).__name__}")
             found.append(parse(row))
         except ValueError as error:  # json.JSONDecodeError is one
-            raise ValueError(f"{key}={str(path)!r}, {unit} {number}: {error}") from error
+            bad.append(f"{key}={str(path)!r}, {unit} {number}: {error}")
+    if bad and not found:
+        raise ValueError(bad[0])
+    if bad:
+        logger.warning("%d of %d rows are left out; the first: %s", len(bad), len(rows), bad[0])
     if not found:
         raise ValueError(f"{key}={str(path)!r} holds no task")
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_entropy import envs
 from verl_entropy.agent.environment import how_to_run
-from verl_entropy.agent.episode import EpisodeRunner, SessionFailed, TurnState
+from verl_entropy.agent.episode import EpisodeRunner, Said, SessionFailed, TurnState
 from verl_entropy.agent.pool import EnvPool
 from verl_entropy.agent.prompts import FittedPrompt, Message, PromptBuilder
 from verl_entropy.agent.settings import AgentSettings
@@ -34,6 +34,10 @@ class Outcome:
     episode_return: float = 0.0
     tokens: int = 0
     failed: str = ""
+    cut: int = 0
+    """Answers that were cut, and not executed."""
+    ended: str = ""
+    """Why the episode ended, as the agent loop stores it."""
 
 
 class StepwisePolicy:
@@ -43,12 +47,12 @@ class StepwisePolicy:
         self._ask, self._seed = ask, seed
         self.tokens = 0
 
-    async def act(self, state: TurnState) -> str | None:
+    async def act(self, state: TurnState) -> Said | None:
         """The text of the answer."""
         prompt = await asyncio.get_running_loop().run_in_executor(None, self._ask.fit, state)
         answer = await self._ask.sampler.answer(prompt, turn_seed(self._seed, state.step))
         self.tokens += answer.tokens
-        return answer.text
+        return Said(answer.text, answer.cut, prompt.dropped_words > 0)
 
 
 class ChatPolicy(StepwisePolicy):
@@ -57,10 +61,13 @@ class ChatPolicy(StepwisePolicy):
     def __init__(self, ask: Ask, seed: int):
         super().__init__(ask, seed)
         self._messages: list[Message] = []
+        self._cut = False
 
-    async def act(self, state: TurnState) -> str | None:
+    async def act(self, state: TurnState) -> Said | None:
         """The text of the answer; None once the chat has no room for another turn."""
         ask, loop = self._ask, asyncio.get_running_loop()
+        if self._cut:
+            return None
         if not self._messages:
             prompt = await loop.run_in_executor(None, ask.fit, state)
         else:
@@ -72,8 +79,9 @@ class ChatPolicy(StepwisePolicy):
             prompt = FittedPrompt(messages, ids)
         answer = await ask.sampler.answer(prompt, turn_seed(self._seed, state.step))
         self.tokens += answer.tokens
+        self._cut = answer.cut
         self._messages = [*prompt.messages, {"role": "assistant", "content": answer.text}]
-        return answer.text
+        return Said(answer.text, answer.cut, prompt.dropped_words > 0)
 
 
 POLICIES = {"stepwise_env": StepwisePolicy, "span_env": ChatPolicy}
@@ -149,6 +157,8 @@ async def play(
             valid=sum(turn.valid for turn in episode.turns),
             episode_return=episode.episode_return,
             tokens=policy.tokens,
+            cut=sum(turn.cut for turn in episode.turns),
+            ended=episode.ended,
         )
 
     try:

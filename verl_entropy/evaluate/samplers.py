@@ -10,12 +10,26 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from verl_entropy.agent.cut import is_cut, tokens_cut
 from verl_entropy.agent.prompts import FittedPrompt
+from verl_entropy.agent.template import without_end
+from verl_entropy.batch.foreign import read_whole
+
+NEUTRAL: Mapping[str, Any] = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling values that change nothing; a server takes those that a request leaves out from the model's generation_config.json."""
+STANDARD = ("presence_penalty", "frequency_penalty")
+"""Those of them that every OpenAI-compatible server knows; vLLM and SGLang know all."""
 
 RETRIES, FIRST_WAIT_S = 4, 1.0
 """Requests that the server refuses for now (429, 5xx, a connection that breaks) are sent again after 1, 2, 4, 8 seconds."""
@@ -44,10 +58,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Answer:
-    """The text of an answer and how many tokens it took."""
+    """The text of an answer and how many tokens it took; ``cut``: it ended at the token limit or was aborted, not by itself."""
 
     text: str
     tokens: int
+    cut: bool = False
 
 
 class Sampler(Protocol):
@@ -75,11 +90,15 @@ class Endpoint:
 
     ``tokens=True`` sends the prompt's token ids to ``/v1/completions``, exactly as the agent loop sends them; else the
     messages go to ``/v1/chat/completions`` and the server renders its own chat template. ``keep_special``: the
-    tags of the answer are special tokens of the tokenizer.
+    tags of the answer are special tokens of the tokenizer. ``neutral``: send also the values of `NEUTRAL` that are no part of
+    OpenAI's protocol; off for a provider that refuses them. ``think_tag``: a thought that the server hands over apart from
+    the text (``reasoning_content``, ``reasoning``) is put back between these tags; ``thought_opened``: the chat template
+    has opened it.
     """
 
     def __init__(self, url: str, sampling: Sampling, *, model: str | None = None, tokens: bool = False, concurrency: int = 64,
-                 timeout_s: float = 600.0, keep_special: bool = False):  # fmt: skip
+                 timeout_s: float = 600.0, keep_special: bool = False, neutral: bool = True, think_tag: str = "think",
+                 thought_opened: bool = False, end_texts: Sequence[str] = ()):  # fmt: skip
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"--endpoint={url}: expected a URL such as http://localhost:8000/v1.")
@@ -87,22 +106,25 @@ class Endpoint:
         self._url += "" if parts.path.rstrip("/").endswith("/v1") else "/v1"
         self._sampling, self._tokens, self._timeout_s = sampling, tokens, timeout_s
         self._keep_special = keep_special
+        self._think_tag, self._thought_opened = think_tag, thought_opened
+        self._end_texts = tuple(end_texts)
+        self.sent: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            **{key: value for key, value in NEUTRAL.items() if neutral or key in STANDARD},
+        }
+        """The sampling values of every request, besides its seed."""
+        if sampling.stop_token_ids:  # vLLM's and SGLang's; a provider will say that it does not know it
+            self.sent["stop_token_ids"] = list(sampling.stop_token_ids)
+        if keep_special:
+            self.sent["skip_special_tokens"] = False
         self._threads = ThreadPoolExecutor(concurrency)
         self.model = model or self._only_model()
 
     async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
         """One answer."""
-        body: dict[str, Any] = {
-            "model": self.model,
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "max_tokens": self._sampling.max_tokens,
-            "seed": seed,
-        }
-        if self._sampling.stop_token_ids:  # vLLM's and SGLang's; a provider will say that it does not know it
-            body["stop_token_ids"] = list(self._sampling.stop_token_ids)
-        if self._keep_special:
-            body["skip_special_tokens"] = False
+        body: dict[str, Any] = {"model": self.model, **self.sent, "seed": seed}
         path = "/completions" if self._tokens else "/chat/completions"
         body |= {"prompt": prompt.token_ids} if self._tokens else {"messages": prompt.messages}
         for attempt in range(RETRIES + 1):
@@ -125,13 +147,33 @@ class Endpoint:
     def _read(self, path: str, reply: Any) -> Answer:
         try:
             choice = reply["choices"][0]
-            text = choice["text"] if self._tokens else choice["message"]["content"] or ""
-            return Answer(text, int((reply.get("usage") or {}).get("completion_tokens") or 0))
+            text = choice["text"] if self._tokens else self._whole(choice["message"])
+            if not isinstance(text, str):
+                raise TypeError("the text is no text")
+            text = without_end(text, self._end_texts)
+            used = (reply.get("usage") or {}).get("completion_tokens")
+            return Answer(
+                text, 0 if used is None else read_whole(used, "usage.completion_tokens"), is_cut(choice.get("finish_reason"))
+            )
         except (KeyError, IndexError, TypeError) as error:
             raise EndpointError(f"--endpoint: {self._url}{path} answered {str(reply)[:200]!r}, not a completion.") from error
 
+    def _whole(self, message: Mapping[str, Any]) -> str:
+        """The text as the model wrote it: servers with a reasoning parser take the thought and its tags out."""
+        text = message.get("content") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        opening, closing = f"<{self._think_tag}>", f"</{self._think_tag}>"
+        if not isinstance(thought, str) or not thought.strip() or closing in text:
+            return text
+        before = "" if self._thought_opened else opening
+        # without a text after it the thought may be unfinished: it is not closed for the model
+        return f"{before}{thought}{closing}{text}" if text.strip() else f"{before}{thought}"
+
     def _refused(self, path: str, error: urllib.error.HTTPError) -> EndpointError:
         reason = error.read().decode(errors="replace")[:300]
+        refused = [key for key in NEUTRAL if key not in STANDARD and key in self.sent and key in reason]
+        if refused:
+            reason += f" It does not know {', '.join(refused)}: set --no-neutral"
         return EndpointError(f"--endpoint: {self._url}{path} answered {error.code}: {reason or error.reason}.")
 
     def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -185,7 +227,15 @@ class Checkpoint:
     """A Hugging Face checkpoint sampled on the CPU with the code of the CPU rollout server, in batches."""
 
     def __init__(
-        self, path: str, tokenizer: Any, sampling: Sampling, prompt_length: int, *, keep_special: bool = False, batch: int = 64
+        self,
+        path: str,
+        tokenizer: Any,
+        sampling: Sampling,
+        prompt_length: int,
+        *,
+        keep_special: bool = False,
+        batch: int = 64,
+        end_texts: Sequence[str] = (),
     ):
         import torch
         from transformers import AutoModelForCausalLM
@@ -194,8 +244,10 @@ class Checkpoint:
 
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._runner = ModelRunner(model, tokenizer, _Rollout(prompt_length, sampling.max_tokens))
-        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=not keep_special)
+        self._decode = lambda ids: without_end(tokenizer.decode(ids, skip_special_tokens=not keep_special), end_texts)
         self._sampling, self._batch = sampling, batch
+        self._ends = {*self._runner.eos_ids, *sampling.stop_token_ids}
+        self.sent = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, **NEUTRAL}
         self._pending: list[tuple[Any, asyncio.Future]] = []
         self._thread = ThreadPoolExecutor(1)
         self._loop: asyncio.Task | None = None
@@ -221,6 +273,11 @@ class Checkpoint:
         """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _answer(self, completion: Any) -> Answer:
+        ids = completion.token_ids
+        cut = tokens_cut(ids, self._sampling.max_tokens, self._ends, "abort" if completion.aborted else None)
+        return Answer(self._decode(ids), len(ids), cut)
+
     async def _serve(self) -> None:
         while self._pending:
             seen = -1
@@ -238,4 +295,4 @@ class Checkpoint:
                 continue
             for (_, done), completion in zip(batch, completions, strict=True):
                 if not done.done():
-                    done.set_result(Answer(self._decode(completion.token_ids), len(completion.token_ids)))
+                    done.set_result(self._answer(completion))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +41,8 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "return": sum(o.episode_return for o in outcomes) / len(outcomes),
         "turns": turns / len(outcomes),
         "valid_actions": sum(o.valid for o in outcomes) / turns if turns else None,
+        "cut_answers": sum(o.cut for o in outcomes) / turns if turns else None,
+        "ended": dict(sorted(Counter(o.ended for o in outcomes if o.ended).items())),
         "environment_failures": sum(bool(o.failed) for o in outcomes),
     }
 

@@ -26,6 +26,8 @@ from verl_entropy.runs.runfile import STEPS
 PROMPTS, ROLLOUTS = 8, 8
 MINI_BATCH_PROMPTS = 8
 """verl counts a mini-batch in prompts x rollouts rows; a row is a turn here, so a step has several updates of 64 turns."""
+TOKENS_PER_MICRO_BATCH = 4096
+"""Tokens with padding. The activations of larger ones leave the processor's cache, and their memory is mapped anew each time."""
 SAVE_EVERY = 10
 COSTLY_EVERY = 5
 """Steps between two samples of trajectories: a run is short, and the default of 10 would show two."""
@@ -94,7 +96,7 @@ def overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
     chosen = preset_list(args.preset)
     val_files = f"[{assets / 'seen.parquet'},{assets / 'unseen.parquet'}]"
     return [
-        *cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=16384),
+        *cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH),
         "algorithm.adv_estimator=grpo" if not set(chosen) & {"gigpo", "loop", "loop_dapo", "group_norm"} else "",
         f"+entropy=[{','.join(chosen)}]" if chosen else "",
         "trainer.logger=[file]",

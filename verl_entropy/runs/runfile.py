@@ -32,6 +32,8 @@ from verl_entropy.config.settings import setting
 
 FORMAT = 1
 META, STEPS, TURNS, SAMPLES = "run.json", "steps.jsonl", "turns", "samples"
+JUDGED = "judge.jsonl"
+"""Results of ``verl-entropy judge``."""
 SESSION = re.compile(r"metrics-\d{8}-\d{6}")
 """Name, without ending, of the metrics file that ``launch.sh`` makes in the folder of a run, a new one each time it goes on."""
 _STEP_FILE = re.compile(r"step-(\d+)\.(?:parquet|json)$")
@@ -114,13 +116,40 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
+def move_aside(folder: Path) -> Path | None:
+    """Move a run that has steps into ``earlier-<k>`` of its folder, and return that; None where there is none.
+
+    The line of the last step makes a run, so steps.jsonl goes last: a kill between leaves a run that is moved at the next start.
+    """
+    steps = folder / STEPS
+    if not steps.is_file() or not steps.stat().st_size:
+        return None
+    number = 1
+    while (folder / f"earlier-{number}").exists():
+        number += 1
+    target = folder / f"earlier-{number}"
+    target.mkdir()
+    for name in (META, TURNS, SAMPLES, JUDGED, STEPS):
+        if (folder / name).exists():
+            os.rename(folder / name, target / name)
+    return target
+
+
 class RunWriter:
     """Writes a run into ``folder``; ``step`` once per training step, from one process."""
 
     def __init__(
-        self, folder: str | Path, settings: RunSettings | None = None, *, config: Mapping[str, Any] | None = None, name: str = ""
+        self,
+        folder: str | Path,
+        settings: RunSettings | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        name: str = "",
+        fresh: bool = False,
     ):
+        """``fresh``: the run does not go on with the one that is stored there, which is then moved aside (``aside`` says where)."""
         self.folder, self.settings = Path(folder), settings or RunSettings()
+        self.aside = move_aside(self.folder) if fresh else None
         for path in (self.folder, self.folder / TURNS, self.folder / SAMPLES):
             path.mkdir(parents=True, exist_ok=True)
         self._last = self._mend()

@@ -9,12 +9,12 @@ from types import ModuleType
 
 def register(transformers: ModuleType) -> None:
     """Register with transformers; never over somebody's name."""
-    from verl_entropy import plugin
+    from verl_entropy.log import say
     from verl_entropy.upstream import varlen as attention
 
     taken = transformers.ALL_ATTENTION_FUNCTIONS.get(attention.NAME)
     if taken is not None and taken is not attention.varlen_attention:
-        plugin.say(f"attn_implementation={attention.NAME} is taken by {taken.__module__}.{taken.__qualname__}, which stays")
+        say(f"attn_implementation={attention.NAME} is taken by {taken.__module__}.{taken.__qualname__}, which stays")
         return
     attention.register()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
+from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs import cache
 from verl_entropy.envs.simulators import alfworld_games, alfworld_speed
 from verl_entropy.envs.simulators.alfworld_games import FOLDERS, GAMES_PER_TYPE, require_alfworld
@@ -111,7 +112,7 @@ class AlfworldEnv:
             raise RuntimeError("the episode is over or was never started: call reset() before step()")
         observations, _, _, infos = self._engine.step([" ".join(action.lower().split())])
         self._turns += 1
-        self._won = bool(infos["won"][0])
+        self._won = read_bool(infos["won"][0], "alfworld: infos['won'][0]")
         truncated = not self._won and self._turns >= self.max_turns
         self._over = self._won or truncated
         return observations[0].strip(), self.win_reward * self._won, self._won, truncated, self._info(infos)

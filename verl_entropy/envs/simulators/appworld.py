@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
+from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs.tasks import Answer, TaskEnv, at_least, choose, need
 
 INSTALL = (
@@ -100,7 +101,7 @@ class AppWorldEnv(TaskEnv):
 
     def _act(self, action: str) -> Answer:
         output = self._world.execute(code_of(action)).strip()
-        finished = bool(self._world.task_completed())
+        finished = read_bool(self._world.task_completed(), "appworld: task_completed()")
         if not finished and self._turns < self.max_turns:
             return output, 0.0, False
         self._score, self._won = score(self._world.evaluate())
@@ -164,7 +165,7 @@ def code_of(action: str) -> str:
 def score(tracker: Any) -> tuple[float, bool]:
     """(fraction of the unit tests that pass, whether all do) of AppWorld's evaluation."""
     total = int(tracker.num_tests)
-    return (int(tracker.pass_count) / total if total else 0.0), bool(total and tracker.success)
+    return (int(tracker.pass_count) / total if total else 0.0), bool(total) and read_bool(tracker.success, "appworld: success")
 
 
 def task_type(task_id: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
+from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs import cache
 from verl_entropy.envs.simulators.jvm import Jvm, find_java
 from verl_entropy.envs.tasks import choose, enough
@@ -114,7 +115,7 @@ class ScienceWorldEnv:
         before, self._score = self._score, self._read_score()
         self._turns += 1
         won, failed = self._score >= 100, self._score < 0
-        terminated = won or failed or bool(self._server.getCompleted())
+        terminated = won or failed or read_bool(self._server.getCompleted(), "scienceworld: getCompleted()")
         truncated = not terminated and self._turns >= self.max_turns
         self._over = terminated or truncated
         reward = self.win_reward * float(won)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_entropy.agent.environment import few_per_core
+from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs.simulators.jvm import Jvm, find_java
 from verl_entropy.envs.tasks import choose, enough
 
@@ -116,10 +117,11 @@ class TextWorldExpressEnv:
         answer = json.loads(self._server.stepJSON(self._played[-1]))
         before, self._score = self._score, answer["score"]
         self._turns += 1
-        terminated = answer["tasksuccess"] or answer["taskfailure"]
+        won = read_bool(answer["tasksuccess"], "textworld_express: tasksuccess")
+        terminated = won or read_bool(answer["taskfailure"], "textworld_express: taskfailure")
         truncated = not terminated and self._turns >= self.max_turns
         self._over = terminated or truncated
-        gain = float(answer["tasksuccess"]) if self.reward == "sparse" else self._score - before
+        gain = float(won) if self.reward == "sparse" else self._score - before
         return answer["observation"], self.win_reward * gain, terminated, truncated, self._info(answer)
 
     def expert_actions(self) -> list[str] | None:
@@ -161,7 +163,7 @@ class TextWorldExpressEnv:
     def _info(self, answer: dict[str, Any]) -> dict[str, Any]:
         return {
             "admissible_actions": sorted(answer["validActions"]),
-            "won": answer["tasksuccess"],
+            "won": read_bool(answer["tasksuccess"], "textworld_express: tasksuccess"),
             "task": self._goal,
             "task_type": self._game,
             "score": self._score,

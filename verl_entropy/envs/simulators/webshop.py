@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl_entropy.batch.foreign import read_bool, read_number
 from verl_entropy.envs.tasks import Answer, TaskEnv, choose, need
 from verl_entropy.envs.webshop_rules import REWARDS, is_perfect, parse_action, reward_of
 
@@ -55,7 +56,7 @@ class WebShopEnv(TaskEnv):
             raise ValueError(f"num_products={num_products!r}: WebShop has an index for {sizes}, and null for all")
         choose("observation_mode", observation_mode, ("text", "text_rich"))
         self.reward = choose("reward", reward, REWARDS)
-        settings = {"num_products": num_products, "human_goals": bool(human_goals)}
+        settings = {"num_products": num_products, "human_goals": read_bool(human_goals, "human_goals")}
         if file_path is not None:
             if not Path(file_path).expanduser().is_file():
                 raise ValueError(f"file_path={file_path!r}: no such file; give WebShop's product file, or leave it out")
@@ -109,7 +110,7 @@ class WebShopEnv(TaskEnv):
             self._read_page()
         if not done:
             return observation, 0.0, False
-        self._score = float(score)
+        self._score = read_number(score, "webshop: reward")
         self._won = is_perfect(self._score)
         return observation, reward_of(self._score, self.reward), True
 
@@ -134,7 +135,7 @@ class WebShopEnv(TaskEnv):
 
     def _read_page(self) -> None:
         available = self._shop.get_available_actions()
-        self._can_search = bool(available["has_search_bar"])
+        self._can_search = read_bool(available["has_search_bar"], "webshop: has_search_bar")
         self._buttons = [button for button in available["clickables"] if button != "search"]
 
     def _forget(self) -> None:

@@ -86,7 +86,9 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, Any]:
     """The same reward for verl's own single-turn rollout: ``reward.custom_reward_function.path=pkg://verl_entropy.envs.worlds.math``."""
-    answer = last_boxed(solution_str)
+    _, closed, after = solution_str.rpartition("</think>")
+    unfinished = "<think>" in after or (not closed and "<think>" in solution_str)
+    answer = None if unfinished else last_boxed(after)
     won = answer is not None and _same(str(ground_truth), answer, VERIFY_SECONDS)
     return {"score": float(won), "acc": float(won), "pred": answer or ""}
 

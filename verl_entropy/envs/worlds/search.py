@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import re
 import string
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from typing import Any
 from verl_entropy.envs.tasks import Answer, TaskEnv, at_least, choose, file_of_split, read_rows, text_of
 from verl_entropy.envs.worlds.search_corpus import SPLITS, Passage, Question, world
 from verl_entropy.envs.worlds.search_retriever import Retriever, embedded, over_http
+
+logger = logging.getLogger(__name__)
 
 HOW = "Write <search> words </search> to search, or <answer> text </answer> to give the answer and end."
 PASSAGE_CHARS = 2000  # of one passage; Wikipedia passages of 100 words have about 600
@@ -132,8 +135,16 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: tuple[str, ...]) -> float:
-    """1 if the normal forms of the prediction and of any accepted answer are equal."""
-    return float(any(normalize_answer(prediction) == normalize_answer(answer) for answer in answers))
+    """1 if the normal forms of the prediction and of any accepted answer are equal, 0 else.
+
+    Of texts that have no normal form (articles and punctuation alone) the bare lower-case texts are compared: "The" is not "A".
+    """
+    return float(any(_key(prediction) == _key(answer) for answer in answers))
+
+
+def _key(text: str) -> tuple[str, str]:
+    normal = normalize_answer(text)
+    return normal, "" if normal else " ".join(text.lower().split())
 
 
 def f1_score(prediction: str, answers: tuple[str, ...]) -> float:
@@ -146,12 +157,29 @@ def _f1(predicted: list[str], wanted: list[str]) -> float:
     return 2.0 * common / (len(predicted) + len(wanted)) if common else 0.0
 
 
+skipped: collections.Counter[str] = collections.Counter()
+"""Accepted answers of this process that were left out, because articles and punctuation are all they have."""
+
+
+def _skipped(count: int, what: str) -> None:
+    if not skipped["answers"]:
+        logger.warning("%s has no word of its own and is left out; further ones are counted, not named", what)
+    skipped["answers"] += count
+
+
 def _question(row: Mapping[str, Any]) -> Question:
     """A row of a user's file; verl's own layout (reward_model.ground_truth.target) is read as well."""
     truth = (row.get("reward_model") or {}).get("ground_truth") if isinstance(row.get("reward_model"), Mapping) else None
     nested = truth.get("target") if isinstance(truth, Mapping) else truth
     given = next((v for v in (row.get("golden_answers"), row.get("answers"), row.get("answer"), nested) if v is not None), None)
-    answers = tuple(str(answer).strip() for answer in ([given] if isinstance(given, str | int | float) else given or ()))
-    if not answers or not all(normalize_answer(answer) for answer in answers):
+    listed = [given] if isinstance(given, str | int | float) else given if isinstance(given, list | tuple) else ()
+    texts = [str(answer).strip() for answer in listed if isinstance(answer, str | int | float)]
+    answers = tuple(text for text in texts if normalize_answer(text))
+    if len(answers) < len(listed):
+        _skipped(
+            len(listed) - len(answers),
+            f"accepted answer {next(a for a in listed if str(a).strip() not in answers)!r} of {str(row.get('question'))[:80]!r}",
+        )
+    if not answers:
         raise ValueError(f"needs a non-empty 'answer' or 'golden_answers'; it has {', '.join(map(str, row)) or 'nothing'}")
     return Question(text_of(row, "question"), answers, str(row.get("data_source") or "question"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -19,6 +20,7 @@ from verl_entropy.envs.tasks import read_rows, text_of
 from verl_entropy.envs.worlds.search_corpus import Passage, world
 from verl_entropy.envs.worlds.search_index import BM25Index
 
+logger = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.5  # doubled at every retry: a restart of a server's worker takes seconds, not minutes
 
 
@@ -54,6 +56,8 @@ class HttpRetriever:
             raise ValueError(f"retriever={url!r}: must be 'embedded' or a URL such as http://127.0.0.1:8000/retrieve")
         self.url = url if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}/retrieve"
         self._timeout_s, self._retries = timeout_s, retries
+        self.skipped = 0
+        """Passages without text so far."""
 
     def search(self, query: str, top: int) -> list[Passage]:
         """Ask the server, again after a failure of the connection or of the server itself; RetrieverError in the end."""
@@ -85,11 +89,25 @@ class HttpRetriever:
     def _read(self, answer: Any) -> list[Passage]:
         """The passages of the one query; with or without scores."""
         try:
-            found = answer["result"][0]
-            return [_passage(item.get("document", item)) for item in found]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            documents = [item.get("document", item) for item in answer["result"][0]]
+            if not all(isinstance(document, Mapping) for document in documents):
+                raise TypeError("a document is no object")
+            return [passage for document in documents if (passage := self._usable(document)) is not None]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             shown = json.dumps(answer)[:120]
             raise self._failed(f"answered without result[0][i].document.contents: {shown}") from error
+
+    def _usable(self, document: Mapping[str, Any]) -> Passage | None:
+        """The passage, or None for one without text: it is left out, counted, and the first one named."""
+        if "contents" not in document and "text" not in document:
+            raise KeyError("contents")
+        try:
+            return _passage(document)
+        except ValueError as error:
+            if not self.skipped:
+                logger.warning("retriever=%r: a passage is left out (%s); further ones are counted, not named", self.url, error)
+            self.skipped += 1
+            return None
 
     def _failed(self, problem: str) -> RetrieverError:
         return RetrieverError(

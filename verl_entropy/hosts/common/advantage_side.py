@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import torch
 
 from verl_entropy.batch.turns import Packed, nested_token_weight, padded
 from verl_entropy.hosts.common.context import AdvantageContext
+from verl_entropy.log import say
 from verl_entropy.methods.estimators.equal_returns import ROUNDED, zero_equal_returns
 from verl_entropy.methods.estimators.gigpo import gigpo
 from verl_entropy.methods.estimators.group_norm import group_norm
@@ -55,7 +55,7 @@ def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
 
 
 def settle_equal_returns(
-    ctx: AdvantageContext, advantages_RT: torch.Tensor, say: Callable[[str], None], return_R: torch.Tensor | None = None
+    ctx: AdvantageContext, advantages_RT: torch.Tensor, return_R: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The base's advantages without GRPO's rounding error on groups of equal returns; with it, and a word about it, if that was chosen.
 
@@ -70,12 +70,12 @@ def settle_equal_returns(
     if ctx.plan.zeroes_equal_returns:
         return fixed_RT
     if rounding > NOTICED:
-        _warn_of_rounding(say)
+        _warn_of_rounding()
     return advantages_RT
 
 
 @functools.cache
-def _warn_of_rounding(say: Callable[[str], None]) -> None:
+def _warn_of_rounding() -> None:
     say(
         "WARNING: verl's GRPO gives groups whose trajectories all have the same return an advantage by rounding "
         "(verl_entropy/equal_returns/rounding). Set +algorithm.entropy.equal_returns=zero."

@@ -12,18 +12,27 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import plugin
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
-from verl_entropy.diagnostics.settings import PATH, Live
+from verl_entropy.diagnostics.settings import ACTIONS, PATH, Live
 from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
+from verl_entropy.log import say
 from verl_entropy.runs.runfile import RunWriter
 from verl_entropy.upstream.rows import pad_rows
 
 SAMPLE_FIELDS = (SAMPLE_CODE, SAMPLE_LEAD, SAMPLED)
 COORDINATES = 8
 """Principal components of a trajectory's representation that the run file keeps: a picture needs two."""
+SAID = {
+    "eruption": "entropy erupts",
+    "runaway": "entropy runs away",
+    "collapse": "entropy has collapsed",
+    "template_collapse": "responses repeat one another while entropy stands",
+    "dead": "the run learns nothing",
+    "non_finite": "entropy, loss or gradient norm is not finite",
+}
+"""What the console says of an event that asks for an action."""
 
 
 class DiagnosticsSide:
@@ -38,7 +47,7 @@ class DiagnosticsSide:
         self._columns: dict[str, np.ndarray] | None = None
         self._samples: list[dict[str, Any]] = []
         self._last_step: int | None = None
-        self._action = "none"
+        self._action, self._reason = "none", "eruption"
         self._seconds = 0.0
         self._differs = False
 
@@ -93,9 +102,9 @@ class DiagnosticsSide:
             texts = turn_texts(ctx.turns, responses_RT, tokenizer, self.settings.max_texts)
         if first:
             metrics = self.live.step(ctx, texts=texts, extra=extra)
-            self._action = self.live.action if self._action == "none" else self._action
+            self._ask()
             for message in self.live.messages:
-                plugin.say(message.removeprefix("verl-entropy: "))
+                say(message.removeprefix("verl-entropy: "))
             self._last_step, self._columns, self._samples = ctx.step, None, []
         else:
             metrics = live.step_diagnostics(ctx, self.settings, texts)
@@ -133,17 +142,23 @@ class DiagnosticsSide:
 
     # ------------------------------------------------------------------ run file
 
-    def open(self, config: Any) -> None:
-        """Open the run file, before anything is trained; a run that only validates would begin a training run's file anew."""
+    def open(self, config: Any, resumed: bool = True) -> None:
+        """Open the run file, before anything is trained; a run that only validates would begin a training run's file anew.
+
+        ``resumed``: verl goes on from a checkpoint, and with it the run that is stored in the folder; otherwise that is another run,
+        which is moved aside.
+        """
         s = self.settings.run_file
         if s.folder is None or self.writer is not None or config.trainer.get("val_only", False):
             return
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         name = str(config.trainer.get("experiment_name") or "")
         try:
-            self.writer = RunWriter(s.folder, s, config=plain, name=name)
+            self.writer = RunWriter(s.folder, s, config=plain, name=name, fresh=not resumed)
         except OSError as error:
             raise ConfigError(f"{PATH}.run_file.folder={s.folder}: cannot be written ({error}). Give another folder.") from None
+        if self.writer.aside is not None:
+            say(f"run file {s.folder}: this run resumes no checkpoint; the run that was there is now in {self.writer.aside}")
 
     def finish(self, step: int, metrics: dict[str, Any]) -> None:
         """The end of a step: everything that verl is going to log goes into the run file."""
@@ -160,7 +175,7 @@ class DiagnosticsSide:
         gap = metrics.get(live.POLICY_GAP)
         differs = gap is not None and gap > live.OTHER_POLICY
         if differs and not self._differs:
-            plugin.say(
+            say(
                 f"WARNING: step {step}: probabilities of the sampled tokens differ by {gap:.2g} in the mean between rollout and trainer "
                 "(bf16: below .01). The rollout engine has other weights than the trainer: if several runs share this host, see that "
                 "each has the plugin or a Ray job id of its own; otherwise compare dtypes and quantisation of the two."
@@ -173,17 +188,25 @@ class DiagnosticsSide:
             return
         last = self.writer.last
         if last is not None and step <= last:
-            plugin.say(f"run file {self.writer.folder}: steps {step} to {last} of an earlier session are replaced")
+            say(f"run file {self.writer.folder}: steps {step} to {last} of an earlier session are replaced")
         try:
             self.writer.step(step, metrics, columns, samples)
         except OSError as error:
-            plugin.say(f"run file {self.writer.folder}: {error}. Nothing more is written to it; the training goes on.")
+            say(f"run file {self.writer.folder}: {error}. Nothing more is written to it; the training goes on.")
             self.writer = None
 
     # ------------------------------------------------------------------ action
 
-    def act(self, trainer: Any) -> None:
-        """Do what ``on_eruption`` asks for, once the step's update is done and before verl saves."""
+    def act(self, trainer: Any, metrics: dict[str, Any] | None = None) -> None:
+        """Do what ``on_eruption`` and its like ask for, once the step's update is done and before verl saves.
+
+        ``metrics``: the step's so far, the update's loss and gradient norm among them; the events they show are added.
+        """
+        if metrics is not None:
+            self.live.complete(trainer.global_steps, metrics)
+            for message in self.live.messages:
+                say(message.removeprefix("verl-entropy: "))
+            self._ask()
         action, self._action = self._action, "none"
         if action == "none":
             return
@@ -191,13 +214,18 @@ class DiagnosticsSide:
         advice = f"set {PATH}.run_file.folder to see why"
         if self.writer is not None:
             advice = f"`verl-entropy advise {self.writer.folder}` says what to try"
-        plugin.say(f"WARNING: entropy erupts (step {step}); {advice}. on_eruption={action}")
+        say(f"WARNING: {SAID[self._reason]} (step {step}); {advice}. on_{self._reason}={action}")
         due = trained.save_freq > 0 and (step % trained.save_freq == 0 or step >= trainer.total_training_steps)
         if not due and (action == "checkpoint" or (action == "stop" and trained.save_freq > 0)):
             trainer._save_checkpoint()
         if action == "stop":
-            plugin.say(f"training ends after step {step} of {trainer.total_training_steps}")
+            say(f"training ends after step {step} of {trainer.total_training_steps}")
             trainer.total_training_steps = step
+
+    def _ask(self) -> None:
+        """Keep the strongest action that the diagnostics asked for, with its event."""
+        if ACTIONS.index(self.live.action) > ACTIONS.index(self._action):
+            self._action, self._reason = self.live.action, self.live.reason
 
     # ------------------------------------------------------------------ state
 
@@ -210,8 +238,9 @@ class DiagnosticsSide:
             return
         try:
             self.live.load_state_dict(values)
+            self.live.resumed()
         except (ValueError, KeyError, TypeError) as error:
-            plugin.say(f"diagnostics start afresh: the checkpoint's state is another version's ({error})")
+            say(f"diagnostics start afresh: the checkpoint's state is another version's ({error})")
             self.live = live.LiveDiagnostics(self.settings)
 
 

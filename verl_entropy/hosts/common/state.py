@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ALGORITHM_PATH, SEAL_PATH, ConfigError
 from verl_entropy.hosts.common import methods_state
 from verl_entropy.hosts.common.diagnostics_side import DiagnosticsSide
+from verl_entropy.log import say
 from verl_entropy.runs.runfile import write_atomic
 
 FILE = "verl_entropy.json"
@@ -32,17 +32,17 @@ class Run:
         self._step, self._said = 0, {}
         self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
-    def advance(self, ctx, say: Callable[[str], None]) -> None:
+    def advance(self, ctx) -> None:
         """Take the iteration's entropy into the context, step every method's state, and leave what it says in ``ctx.info``.
 
         One source of the entropy estimate everywhere: the mean over the batch's trained tokens of the entropy that verl's
         old-log-prob pass gives, before any update of this step. Where a step has several batches of one policy (separate_async),
-        the first one moves the states. ``say`` takes a word about tokens whose entropy is not finite.
+        the first one moves the states. Tokens whose entropy is not finite are said once.
         """
         ctx.entropy, odd = batch_entropy(ctx)
         if odd:
             ctx.metrics["verl_entropy/entropy_not_finite"] = odd
-            _warn_of_odd_entropy(say, self.plan.entropy.log_probs)
+            _warn_of_odd_entropy(self.plan.entropy.log_probs)
         if ctx.entropy is not None:
             ctx.metrics["verl_entropy/entropy"] = ctx.entropy
         ctx.info["step"] = ctx.step
@@ -75,7 +75,7 @@ def batch_entropy(ctx) -> tuple[float | None, float]:
 
 
 @functools.cache
-def _warn_of_odd_entropy(say: Callable[[str], None], log_probs: str) -> None:
+def _warn_of_odd_entropy(log_probs: str) -> None:
     fix = "Check the weights (actor/grad_norm, the learning rate)."
     if log_probs != "chunked":
         fix = f"Where a logit is -inf verl's own pass gives NaN: set +algorithm.entropy.log_probs=chunked. {fix}"

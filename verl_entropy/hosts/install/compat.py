@@ -186,7 +186,7 @@ def unsupported_reason() -> str | None:
     if version in SUPPORTED:
         return None
     missing = missing_symbols()
-    wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x"
+    wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x. Fix: pip install 'verl=={SUPPORTED[-1]}'"
     if missing:
         return f"verl {version} lacks {'; '.join(missing)}. {wanted}"
     if not version.startswith(SERIES):

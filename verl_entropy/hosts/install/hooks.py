@@ -3,25 +3,49 @@
 
 verl imports its trainer, workers and registries late and in different processes. Importing them from the plugin would cost
 seconds in every process and would be circular, so each piece of glue waits here for the verl module that it belongs to.
+
+A function that raises does not break verl: the module is put back as it was, the cause is printed and kept in ``FAILED``, and
+the other functions still run. Where a run has chosen anything of ours, ``require`` makes such a failure stop it.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+from verl_entropy.log import say
 
 Callback = Callable[[ModuleType], None]
 _callbacks: dict[str, list[Callback]] = {}
+_required = False
+
+CHOSEN = "VERL_ENTROPY_CHOSEN"
+"""Environment variable that the driver sets for the processes of a run that has chosen anything of ours."""
+
+FAILED: dict[str, str] = {}
+"""Module -> why a function that waited for it raised."""
+
+
+class HookError(RuntimeError):
+    """A run needs a piece of ours that could not be put into verl."""
 
 
 class _Loader(importlib.abc.Loader):
-    """Delegates to the real loader, then calls the callbacks of the module."""
+    """The real loader (its get_source, get_code, get_data ... too), which calls the callbacks of the module at the end."""
 
     def __init__(self, inner: importlib.abc.Loader, spec: importlib.machinery.ModuleSpec):
         self._inner, self._spec = inner, spec
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":  # a copy or a pickle that is not filled yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
     def create_module(self, spec):
         return self._inner.create_module(spec)
@@ -31,23 +55,33 @@ class _Loader(importlib.abc.Loader):
         self._spec.loader = self._inner
         module.__loader__ = self._inner
         self._inner.exec_module(module)
-        for callback in _callbacks.pop(module.__name__, []):
-            callback(module)
+        _run(module, _callbacks.pop(module.__name__, []))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self._searching = threading.local()
+
     def find_spec(self, fullname, path=None, target=None):
         if fullname not in _callbacks:
             return None
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, spec)
-                return spec
-        return None
+        busy: set[str] = self._searching.__dict__.setdefault("names", set())
+        if fullname in busy:
+            # Asked by another finder that goes through sys.meta_path as we do; we would ask each other for ever.
+            return None
+        busy.add(fullname)
+        try:
+            for finder in list(sys.meta_path):
+                if finder is self:
+                    continue
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _Loader(spec.loader, spec)
+                    return spec
+            return None
+        finally:
+            busy.discard(fullname)
 
 
 _finder = _Finder()
@@ -57,7 +91,7 @@ def after_import(name: str, callback: Callback) -> None:
     """Call ``callback(module)`` once, right after module ``name`` is imported; at once if it is imported already."""
     module = sys.modules.get(name)
     if module is not None:
-        callback(module)
+        _run(module, [callback])
         return
     _callbacks.setdefault(name, []).append(callback)
     if _finder not in sys.meta_path:
@@ -67,3 +101,58 @@ def after_import(name: str, callback: Callback) -> None:
 def pending() -> list[str]:
     """Names of the modules that are still waited for."""
     return sorted(_callbacks)
+
+
+def require() -> None:
+    """Something of ours is chosen in this process: HookError if a piece is missing, now or at a later import."""
+    global _required
+    _required = True
+    if FAILED:
+        raise HookError(_refusal())
+
+
+def _refusal() -> str:
+    causes = "; ".join(f"{name} ({cause})" for name, cause in sorted(FAILED.items()))
+    return (
+        f"verl-entropy could not extend {causes}, and this run has chosen something that needs the plugin whole. "
+        "Fix: run `verl-entropy doctor`, install a verl that it supports, or take the keys of verl-entropy out."
+    )
+
+
+def _run(module: ModuleType, callbacks: list[Callback]) -> None:
+    """Every callback, also after one that raised; what a raising one changed in the module is undone."""
+    for callback in callbacks:
+        before = _state(module)
+        try:
+            callback(module)
+        except Exception as error:
+            _restore(before)
+            cause = f"{type(error).__name__}: {error}"
+            FAILED[module.__name__] = "; ".join(filter(None, (FAILED.get(module.__name__), cause)))
+            say(
+                f"{module.__name__} is left as it was, for the plugin's piece for it failed: {cause}. A run that has chosen "
+                "anything of verl-entropy stops; any other goes on. Fix: run `verl-entropy doctor`."
+            )
+    if module.__name__ in FAILED and (_required or os.environ.get(CHOSEN) == "1"):
+        raise HookError(_refusal())
+
+
+def _state(module: ModuleType) -> list[tuple[Any, dict]]:
+    """The module's names, the attributes of the classes that it defines, and the entries of its dicts (registries)."""
+    owned = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    tables = [v for k, v in vars(module).items() if type(v) is dict and not k.startswith("__")]
+    return [(table, dict(table)) for table in tables] + [(owner, dict(vars(owner))) for owner in (*owned, module)]
+
+
+def _restore(before: list[tuple[Any, dict]]) -> None:
+    for owner, names in before:
+        if isinstance(owner, dict):
+            owner.clear()
+            owner.update(names)
+            continue
+        now = dict(vars(owner))
+        for name in now.keys() - names.keys():
+            delattr(owner, name)
+        for name, value in names.items():
+            if now.get(name, owner) is not value:
+                setattr(owner, name, value)

@@ -19,6 +19,8 @@ class Component:
     required: bool = False
     without: str = ""
     """What is missing without it."""
+    least: str = ""
+    """A version below this series cannot work."""
 
 
 COMPONENTS: tuple[Component, ...] = (
@@ -32,7 +34,8 @@ COMPONENTS: tuple[Component, ...] = (
     ),
     Component("vllm", "vllm", ("0.24.0",), False, "no sampler for a GPU; the CPU backend (VERL_PLATFORM=cpu) has its own"),
     Component("flash-attn", "flash-attn", (), False, "log-probs come from verl-entropy's chunked pass (log_probs=auto)"),
-    Component("hydra-core", "hydra-core", ("1.3.8",), True, "no configuration"),
+    Component("hydra-core", "hydra-core", ("1.3.8",), True, "no configuration. Fix: pip install 'hydra-core>=1.3'", "1.3"),
+    Component("pyarrow", "pyarrow", (), True, "no data file and no run file can be read. Fix: pip install pyarrow"),
     Component("matplotlib", "matplotlib", (), False, "no report. Fix: pip install 'verl-entropy[report]'"),
 )
 """CPU: python 3.11, torch 2.13.0, verl 0.9.1, transformers 5.10.4 (every test); 3.10 and 3.12 without trainer runs.
@@ -65,10 +68,16 @@ def _series(version: str) -> tuple[str, ...]:
     return tuple(version.split("+")[0].split(".")[:2])
 
 
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in _series(version) if part.isdigit())
+
+
 def compare(component: Component, version: str | None) -> Version:
     """ok: a tested version or another patch of one; warn: untested; fail or skip: missing."""
     if version is None:
         return Version(component.name, None, "fail" if component.required else "skip", f"not installed: {component.without}")
+    if component.least and _order(version) < _order(component.least):
+        return Version(component.name, version, "fail", f"too old: {component.without}")
     if not component.tested:
         return Version(component.name, version, "ok", "any version")
     if version.split("+")[0] in component.tested:

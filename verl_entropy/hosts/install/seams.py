@@ -30,10 +30,10 @@ def _owner(function: Any) -> str:
 
 def registries() -> dict[str, Any]:
     """Our names in verl's registries of estimators and policy losses: how many are ours, and who holds the others."""
-    from verl_entropy import plugin
     from verl_entropy.config import registry
+    from verl_entropy.hosts.install import activate
 
-    plugin.install()
+    activate.install()
     from verl.trainer.ppo import core_algos
 
     ours, clashes = 0, {}
@@ -97,8 +97,9 @@ def probe() -> dict[str, Any]:
     start = time.monotonic()
     import verl  # noqa: F401  (loads the plugins, as in every process of a run)
 
-    plugin = sys.modules.get("verl_entropy.plugin")  # importing it here would install it
-    loaded_by_verl = plugin is not None and plugin.INSTALLED
+    from verl_entropy.hosts.install import activate
+
+    loaded_by_verl = activate.INSTALLED
     seams = {title: test(importlib.import_module(module)) for module, (title, test) in SEAMS.items()}
     return {
         "pid": os.getpid(),

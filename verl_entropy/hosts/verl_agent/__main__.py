@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from verl_entropy.config import compose, spelling
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.install import patched
 from verl_entropy.hosts.verl_agent import fingerprints, settings
+from verl_entropy.log import say
 
 
 def split_arguments(argv: list[str]) -> tuple[bool, list[str], list[str]]:
@@ -44,19 +46,20 @@ def run_with(main_ppo, check: bool, overrides: list[str]) -> Callable:
     original = main_ppo.run_ppo
 
     def run_ppo(config) -> None:
-        from verl_entropy.hosts.verl_agent import order
-
         try:
+            spelling.check_spelling(config)
             chosen = settings.prepare(config)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        from verl_entropy.hosts.verl_agent import order
+
         dynamic = bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
         result = order.lines(dynamic) if chosen is not None else []
         series = patched.describe()
         for line in [*settings.banner(chosen, config, overrides, result), *([series] if series else [])]:
-            settings.say(line)
+            say(line)
         if check:
-            settings.say("configuration checked; nothing was started")
+            say("configuration checked; nothing was started")
             return
         if chosen is not None:
             import ray
@@ -75,10 +78,15 @@ def main(argv: list[str] | None = None) -> None:
         print(__doc__)
     try:
         check, allowed, rest = split_arguments(argv)
+        for word in rest:
+            compose.check_group(word)
         folder = fingerprints.check(allowed)
     except (ConfigError, fingerprints.NotVerlAgent) as error:
         raise SystemExit(f"[verl-entropy] {error}") from None
     from verl_entropy.config import presets
+    from verl_entropy.hosts.install import activate
+
+    activate.LAUNCHED = True
 
     presets.ensure_search_path()
     from verl.trainer import main_ppo

@@ -13,8 +13,8 @@ from verl_entropy.hosts.common import advantage_side
 from verl_entropy.hosts.common.context import AdvantageContext
 from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, VOCAB_CENTRE, WORKER_INFO, extra_outputs
 from verl_entropy.hosts.verl_agent import rows as rows_module
-from verl_entropy.hosts.verl_agent import settings
 from verl_entropy.hosts.verl_agent.rows import Fields, Rows
+from verl_entropy.log import say
 from verl_entropy.methods.estimators.gigpo import gigpo, step_returns
 from verl_entropy.methods.estimators.group_norm import group_norm
 from verl_entropy.methods.estimators.loop import loop
@@ -75,7 +75,7 @@ def compute(original: Callable, run: Run, step: int, total: int, penalty: float,
     fields = rows_module.read(data, rows, penalty)
     ctx = _context(run, step, total, data, rows, fields)
     ctx.metrics["verl_entropy/copied_rows"] = float(rows.copies)
-    run.advance(ctx, settings.say)
+    run.advance(ctx)
     chosen = run.plan.estimator
     if chosen is None:
         data = original(data, **args)
@@ -99,14 +99,14 @@ def _diagnostics(run: Run, ctx: AdvantageContext) -> dict[str, float]:
         return {}
     metrics = run.diagnostics.live.step(ctx)
     for message in run.diagnostics.live.messages:
-        settings.say(message.removeprefix("verl-entropy: "))
+        say(message.removeprefix("verl-entropy: "))
     return metrics
 
 
 def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:
     advantages_UT = rows.unique(data.batch["advantages"])
     ctx.advantages_RT = advantage_side.settle_equal_returns(
-        ctx, advantages_UT, settings.say, rows.unique(data.batch["token_level_rewards"]).sum(-1)
+        ctx, advantages_UT, rows.unique(data.batch["token_level_rewards"]).sum(-1)
     )
     if not ctx.plan.transforms and ctx.advantages_RT is advantages_UT:
         return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_entropy.config import checks, plan, registry
 from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, ConfigError, lookup
+from verl_entropy.diagnostics.settings import ACTING
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.hosts.verl_agent.fingerprints import COMMIT, VERSION
 
@@ -31,11 +31,6 @@ ROW_STATISTICS = ("grpo", "grpo_passk", "gigpo", "rloo", "reinforce_plus_plus_ba
 
 GROUPS = (*ROW_STATISTICS, "gigpo", "loop", "group_norm")
 KEY = "verl_entropy"
-
-
-def say(message: str) -> None:
-    """Print to stderr, where verl's log level does not matter."""
-    print(f"[verl-entropy] {message}", file=sys.stderr, flush=True)
 
 
 def _container(node: Any) -> Any:
@@ -123,12 +118,14 @@ def _check_advantages(chosen: plan.Plan, raw: Mapping[str, Any]) -> None:
 
 def _check_diagnostics(chosen: plan.Plan) -> None:
     s = chosen.diagnostics
-    _refuse(
-        s.enabled and s.on_eruption not in ("none", "warn"),
-        f"{DIAGNOSTICS_PATH}.on_eruption={s.on_eruption}",
-        "verl-agent's training loop can be neither stopped nor made to save from outside.",
-        f"Set {DIAGNOSTICS_PATH}.on_eruption=warn.",
-    )
+    for event in ACTING:
+        action = s.action_on(event)
+        _refuse(
+            s.enabled and action not in ("none", "warn"),
+            f"{DIAGNOSTICS_PATH}.on_{event}={action}",
+            "verl-agent's training loop can be neither stopped nor made to save from outside.",
+            f"Set {DIAGNOSTICS_PATH}.on_{event}=warn.",
+        )
     _refuse(
         s.enabled and s.run_file.folder is not None,
         f"{DIAGNOSTICS_PATH}.run_file.folder={s.run_file.folder}",

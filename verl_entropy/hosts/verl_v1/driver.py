@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
+import importlib.util
 import json
 import os
 from types import ModuleType
@@ -12,10 +12,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy import plugin
-from verl_entropy.config import checks, plan
+from verl_entropy.config import checks, plan, startup
+from verl_entropy.config import warnings as risks
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.hosts.install import compat, patched
+from verl_entropy.config.spelling import check_spelling
+from verl_entropy.hosts.install import compat, hooks, patched
+from verl_entropy.log import say
 
 ACTOR = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig"
 POLICY_LOSS = "verl_entropy.hosts.verl_v1.configs.EntropyPolicyLossConfig"
@@ -29,13 +31,16 @@ _STOCK = {
 
 def read_plan(config: DictConfig) -> plan.Plan:
     """The plan of verl's configuration."""
-    return plan.read(_plain(config))
+    return plan.read(plain(config))
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
+def plain(config: DictConfig) -> dict[str, Any]:
     """The parts that the checks read, as plain containers. Missing values (???) and unset interpolations stay as they are."""
-    parts = {k: config[k] for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation") if k in config}
-    return {k: OmegaConf.to_container(v, resolve=True, throw_on_missing=False) for k, v in parts.items()}
+    parts = {k: config[k] for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation", "data", "critic") if k in config}
+    return {
+        k: OmegaConf.to_container(v, resolve=True, throw_on_missing=False) if OmegaConf.is_config(v) else v
+        for k, v in parts.items()
+    }
 
 
 def _retarget(node: DictConfig, target: str, path: str) -> None:
@@ -48,30 +53,6 @@ def _retarget(node: DictConfig, target: str, path: str) -> None:
             f"{path}._target_ to your class only when no entropy setting is chosen, or remove {path}._target_."
         )
     node["_target_"] = target
-
-
-OUR_KEYS = {
-    "": ("entropy",),
-    "algorithm": ("entropy",),
-    "actor_rollout_ref.actor": ("seal",),
-    "actor_rollout_ref.actor.policy_loss": ("regularizer", "clip_controller"),
-}
-"""Keys of ours by section; ``+entropy=`` at the top is the group of presets."""
-SIMILAR = 0.8
-"""Share of letters in common above which an unknown key is taken for a slip."""
-
-
-def check_spelling(config: DictConfig) -> None:
-    """Hydra takes ``+entropi=aem`` or ``+algorithm.entrop.transforms=[aem]`` for new keys, and the run would be without the method."""
-    for section, names in OUR_KEYS.items():
-        node = OmegaConf.select(config, section) if section else config
-        for key in node.keys() if isinstance(node, DictConfig) else ():
-            meant = difflib.get_close_matches(str(key), names, n=1, cutoff=SIMILAR)
-            if meant and key not in names:
-                path = f"{section}.{key}" if section else str(key)
-                raise ConfigError(
-                    f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(str(key))}{meant[0]}, or take it out."
-                )
 
 
 def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
@@ -101,7 +82,8 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     chosen = read_plan(config)
     if not chosen.active:
         return None
-    checks.check(chosen, _plain(config))
+    hooks.require()
+    checks.check(chosen, plain(config))
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
     with open_dict(config):
@@ -130,6 +112,23 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     return chosen
 
 
+def check_values(config: DictConfig) -> list[str]:
+    """Refuse values of verl's keys with which the run cannot work, and return warnings of odd ones.
+
+    Where nothing of ours is chosen the run is verl's alone, and what would be refused is a warning.
+    """
+    raw = plain(config)
+    chosen = plan.read(raw)
+    found = risks.risks(chosen, raw, importlib.util.find_spec("flash_attn") is not None) if chosen.active else []
+    try:
+        startup.refuse(chosen, raw)
+    except ConfigError as error:
+        if chosen.active:
+            raise
+        return [str(error)]
+    return found
+
+
 def _keep_choice(config: DictConfig, chosen: plan.Plan) -> None:
     """Write the chosen transforms and clip controller where the other processes read them."""
     if "entropy" not in config.algorithm:
@@ -155,7 +154,7 @@ def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
         return notes
     if not arr.rollout.get("calculate_log_probs", False):
         notes.append("note: no trainer-sampler mismatch without actor_rollout_ref.rollout.calculate_log_probs=True")
-    if chosen.diagnostics.costly_every and checks.sequence_parallel(_plain(config)) > 1:
+    if chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
         notes.append("note: no representations and interference with ulysses_sequence_parallel_size above 1")
     elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
         notes.append("note: no interference with actor_rollout_ref.model.use_fused_kernels=True, which keeps no logits")
@@ -192,6 +191,13 @@ def _check_json_lines(path: str, key: str) -> None:
                 raise ConfigError(f"{key}={path}: line {number} is not an object with the columns of a row.")
 
 
+def _tell_workers(config: DictConfig) -> None:
+    """Every Ray process of the run stops where a piece of ours fails (``hooks.CHOSEN``)."""
+    os.environ[hooks.CHOSEN] = "1"
+    if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
+        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", "1", force_add=True)
+
+
 def wrap(module: ModuleType) -> None:
     """Make ``verl.utils.config.validate_config`` read our settings first."""
     original = module.validate_config
@@ -201,12 +207,19 @@ def wrap(module: ModuleType) -> None:
         try:
             check_spelling(config)
             check_environment(config)
+            found = check_values(config)
             chosen = prepare(config)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+        except hooks.HookError as error:
+            raise SystemExit(f"[verl-entropy] {error}") from None
+        if chosen is not None:
+            _tell_workers(config)
         original(config, *args, **kwargs)
         if chosen is not None:
             for line in banner(chosen, config):
-                plugin.say(line)
+                say(line)
+        for line in found:
+            say(f"WARNING: {line}")
 
     module.validate_config = validate_config

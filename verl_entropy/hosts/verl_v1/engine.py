@@ -19,7 +19,6 @@ from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from verl_entropy import plugin
 from verl_entropy.batch.numerics import log_probs_and_entropy
 from verl_entropy.config import checks
 from verl_entropy.diagnostics import sampling
@@ -39,6 +38,7 @@ from verl_entropy.hosts.common.trainer_keys import (
 )
 from verl_entropy.hosts.verl_v1.configs import EntropyFSDPEngineConfig
 from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
+from verl_entropy.log import say
 from verl_entropy.methods.heads.seal_head import SealHead
 from verl_entropy.methods.regularizers.siren import nucleus_entropy
 from verl_entropy.methods.transforms.clip_v import vocab_centre
@@ -129,7 +129,7 @@ class EntropyEngineMixin:
         chosen = self.engine_config.log_probs == "chunked" or not has_flash_cross_entropy()
         if chosen and self.rank == 0:
             why = "as configured" if self.engine_config.log_probs == "chunked" else "flash-attn's cross-entropy is missing"
-            plugin.say(f"log-probs and entropy: one chunked fp32 pass over response tokens ({why})")
+            say(f"log-probs and entropy: one chunked fp32 pass over response tokens ({why})")
         return chosen
 
     # ---- head -------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class EntropyEngineMixin:
         module = super()._build_module()
         self._keeps_logits = keeps_logits(module)
         if self._chunked and self.use_remove_padding and not self._keeps_logits and self.rank == 0:
-            plugin.say(f"logits of prompts too: {type(module).__name__}.forward declares no tensor logits_to_keep")
+            say(f"logits of prompts too: {type(module).__name__}.forward declares no tensor logits_to_keep")
         if self._seal is not None:
             s = self._seal
             head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
@@ -279,7 +279,7 @@ class EntropyEngineMixin:
     @functools.cached_property
     def _no_hidden(self) -> bool:
         """True; says once that the decoder's output was never seen."""
-        plugin.say(f"no hidden states from {type(self.module).__name__}: no representations and interference in this run")
+        say(f"no hidden states from {type(self.module).__name__}: no representations and interference in this run")
         return True
 
     # ---- counts -----------------------------------------------------------------------------------------------

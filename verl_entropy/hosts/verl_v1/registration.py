@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_entropy import plugin
 from verl_entropy.config import registry
 from verl_entropy.hosts.install import patched
+from verl_entropy.log import say
 
 REFUSED: dict[str, str] = {}
 """Names we could not register, with who holds them."""
@@ -18,7 +18,7 @@ def _free(table: dict, name: str, kind: str) -> bool:
     if holder is None:
         return True
     REFUSED[name] = f"{holder.__module__}.{holder.__qualname__}"
-    plugin.say(f"{kind} {name} is taken by {REFUSED[name]}; it is left as it is, and ours is not available under that name")
+    say(f"{kind} {name} is taken by {REFUSED[name]}; it is left as it is, and ours is not available under that name")
     return False
 
 

@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from verl_entropy.config import memory, registry
+from verl_entropy.config import memory, registry, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.plan import Choice, Plan
 from verl_entropy.config.settings import lookup
@@ -45,12 +45,13 @@ def check(config: Any) -> Resolved:
     """Our checks (ConfigError), then verl's own (reported), on a composed configuration, which is prepared as at start."""
     from omegaconf import OmegaConf
 
-    from verl_entropy import plugin
+    from verl_entropy.hosts.install import activate
     from verl_entropy.hosts.verl_v1 import driver
 
-    plugin.install()
+    activate.install()
     driver.check_spelling(config)
     driver.check_environment(config)
+    startup.refuse(driver.read_plan(config), driver.plain(config))
     chosen = driver.prepare(config)
     if chosen is None:  # nothing of ours: the names of base and loss must exist all the same
         chosen = driver.read_plan(config)

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_entropy import plugin
+from verl_entropy.agent.cut import ENDINGS
+from verl_entropy.batch.foreign import read_bool
 from verl_entropy.batch.turns import Turns, build_turns
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
@@ -87,7 +88,10 @@ def _turn_fields(extra_fields: list[dict], padding_R: np.ndarray) -> list[list[d
 
 def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) -> list[bool]:
     flags = [row.get("success") for row in extra_fields]
-    return [bool(s > threshold) if flag is None else bool(flag) for flag, s in zip(flags, score_R.tolist(), strict=True)]
+    return [
+        bool(s > threshold) if flag is None else read_bool(flag, f"extra_fields['success'] of row {row}")
+        for row, (flag, s) in enumerate(zip(flags, score_R.tolist(), strict=True))
+    ]
 
 
 def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict]]:
@@ -173,17 +177,34 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    call.metrics.update(ending_metrics(extra, list(batch_keys)))
     return ctx
+
+
+def ending_metrics(extra_fields: list[dict], keys: list[str]) -> dict[str, float]:
+    """Why the episodes of our agent loops ended, and what was cut; nothing for other loops.
+
+    ``episodes/ended/<reason>``: share of the episodes; ``episodes/cut_answers`` and ``episodes/cut_prompts``: share of the turns.
+    """
+    episodes = {key.rsplit("_", 1)[0]: row["ended"] for key, row in zip(keys, extra_fields, strict=True) if "ended" in row}
+    turns = [turn for row in extra_fields if "ended" in row for turn in row.get("turns") or ()]
+    if not episodes or not turns:
+        return {}
+    reasons = list(episodes.values())
+    found = {f"ended/{reason}": reasons.count(reason) / len(reasons) for reason in ENDINGS}
+    for name in ("cut", "prompt_cut"):
+        found["cut_answers" if name == "cut" else "cut_prompts"] = sum(bool(turn.get(name)) for turn in turns) / len(turns)
+    return {f"verl_entropy/episodes/{name}": value for name, value in found.items()}
 
 
 def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
     """Controllers, base estimator and transforms; fills the call's columns and worker info."""
     columns: dict[str, torch.Tensor] = {}
-    call.run.advance(ctx, plugin.say)
+    call.run.advance(ctx)
     kwargs["adv_estimator"] = ctx.plan.base
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
-    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"], plugin.say)
+    advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
@@ -324,7 +345,7 @@ def wrap(module: ModuleType) -> None:
             if folder is not None:
                 state.load(run, folder)
             if run.diagnostics is not None:
-                run.diagnostics.open(self.config)
+                run.diagnostics.open(self.config, resumed=folder is not None)
         except ConfigError as error:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
@@ -361,7 +382,7 @@ def _wrap_diagnostics(trainer_cls: type) -> None:
         batch = original_step(self, metrics, timing_raw)
         side = run_of(self).diagnostics
         if side is not None:
-            side.act(self)
+            side.act(self, metrics)
         return batch
 
     @functools.wraps(original_metrics)

@@ -167,19 +167,25 @@ def _resembles(matcher: SequenceMatcher, text: str, similarity: float) -> bool:
 
 
 def _hashable(anchor: Any) -> Hashable:
-    """A key that is equal exactly for equal observations."""
-    if isinstance(anchor, str | bytes | int | float | np.generic):
+    """A key that is equal exactly for equal observations of one type: 1, True and 1.0 are three, numpy's scalars Python's own."""
+    if isinstance(anchor, np.generic):
+        anchor = anchor.item()
+    if isinstance(anchor, float):
+        return float, "nan" if anchor != anchor else anchor  # NaN is not equal to itself, and the same observation all the same
+    if isinstance(anchor, str | bytes):
         return anchor
+    if isinstance(anchor, int):
+        return type(anchor), anchor
     if isinstance(anchor, Tensor):
         anchor = anchor.detach().cpu().numpy()
     if isinstance(anchor, np.ndarray):
         if anchor.dtype == object:
-            return tuple(_hashable(a) for a in anchor.ravel())
+            return anchor.shape, tuple(_hashable(a) for a in anchor.ravel())
         return anchor.shape, anchor.dtype.str, anchor.tobytes()
     if isinstance(anchor, list | tuple):
-        return tuple(_hashable(a) for a in anchor)
+        return list, tuple(_hashable(a) for a in anchor)
     if isinstance(anchor, dict):
-        return frozenset((key, _hashable(value)) for key, value in anchor.items())
+        return frozenset((_hashable(key), _hashable(value)) for key, value in anchor.items())
     if isinstance(anchor, Hashable) and type(anchor).__eq__ is not object.__eq__:
         return anchor
     raise ValueError(

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from verl_entropy.batch.numerics import rounding
 from verl_entropy.methods.losses.clip import Info, masked, ppo_clip
 
 MODES = ("exp", "linear")
@@ -56,7 +57,7 @@ def steer_weights(
     """Weight of each token, [R, T] and 0 outside the mask: near 1 (``w_max``) for a small |Omega|, ``w_min`` for the largest.
 
         exp      w = exp(-k |Omega|),  k = -ln(w_min) / max(max |Omega|, .02),  in [w_min, 1]
-        linear   w = w_max - (|Omega| - min) (w_max - w_min) / (max - min);  (w_min + w_max) / 2 if all are equal
+        linear   w = w_max - (|Omega| - min) (w_max - w_min) / (max - min);  (w_min + w_max) / 2 if all are equal up to fp32 rounding
 
     ``omega_min`` and ``omega_max`` are those of the global mini-batch; where None, of the tokens given.
     """
@@ -72,7 +73,9 @@ def steer_weights(
         return masked((-k * omega_RT).exp().clamp(w_min, 1.0), mask_RT)
     if w_max < w_min:
         raise ValueError(f"w_max={w_max}: must be >= w_min={w_min}. Use 1.2.")
-    share = torch.where(high > low, (omega_RT - low) / (high - low).clamp_min(torch.finfo(low.dtype).tiny), 0.5)
+    share = torch.where(
+        high - low > rounding(high.abs()), (omega_RT - low) / (high - low).clamp_min(torch.finfo(low.dtype).tiny), 0.5
+    )
     return masked((w_max - share * (w_max - w_min)).clamp(w_min, w_max), mask_RT)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.batch.numerics import center_by_group, group_range
+from verl_entropy.batch.numerics import center_by_group, group_range, rounding
 from verl_entropy.batch.turns import Turns
 
 
@@ -42,7 +42,8 @@ def aem_weights(
         alpha_r = exp(-lambda h_r) / mean_G exp(-lambda h)                              Eq. 15
 
     alpha = 1 in a group with fewer than ``min_group`` turns or whose entropies span less than ``min_range``
-    nats: the paper sets alpha = 1 "to avoid sampling noise" under a condition that is not known, and no
+    nats, or no more than fp32 rounding of an entropy (``rounding``, at least that of 1 nat): the paper sets alpha = 1 "to avoid
+    sampling noise" under a condition that is not known, and no
     authors' code is public. A turn whose entropy is not finite keeps alpha = 1 and is left out of its group.
     """
     if temperature < 0:
@@ -53,7 +54,7 @@ def aem_weights(
     low_N, high_N = group_range(entropy_N, group_N, turns.num_groups)
     count_P = torch.bincount(group_N, minlength=turns.num_groups)
     range_N = high_N - low_N
-    active_N = (range_N >= min_range) & (range_N > 0) & (count_P[group_N] >= min_group)
+    active_N = (range_N >= min_range) & (range_N > rounding(high_N.abs().clamp_min(1.0))) & (count_P[group_N] >= min_group)
     weight_N = torch.exp(-temperature * (entropy_N - low_N) / torch.where(active_N, range_N, 1.0))
     total_P = weight_N.new_zeros(turns.num_groups).index_add_(0, group_N, weight_N)
     mean_N = (total_P / count_P.clamp(min=1))[group_N]

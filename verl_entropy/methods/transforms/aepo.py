@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from verl_entropy.batch.numerics import rounding
 from verl_entropy.batch.packed import mean_and_std
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.transforms.result import TransformResult
@@ -22,7 +23,7 @@ def aepo(
 
         A' = A (1 + alpha Hn),   Hn = (H - mean H) / std H               (H in nats, detached)
 
-    Mean and standard deviation (ddof 1) run over the valid tokens of the batch; a std of 0, or a single
+    Mean and standard deviation (ddof 1) run over the valid tokens of the batch; a std of fp32 rounding, or a single
     token, gives Hn = 0.
 
     Shapes: ``advantages_RT``, ``entropy_RT`` and the result [R, T]; the result is 0 outside the mask.
@@ -40,7 +41,7 @@ def aepo(
     """
     entropy_N = turns.pack(entropy_RT)
     mean, std = mean_and_std(entropy_N, correction=1)
-    factor_N = entropy_N.sub(mean).mul_(alpha / std if std > 0.0 else 0.0).add_(1.0)
+    factor_N = entropy_N.sub(mean).mul_(alpha / std if std > rounding(abs(mean)) else 0.0).add_(1.0)
     factor_N = factor_N.clamp_min_(0.0) if clamp else factor_N
     shaped = Packed(factor_N.mul_(turns.pack(advantages_RT)), turns)
     return TransformResult(shaped, metrics={"entropy_mean": mean, "entropy_std": std})

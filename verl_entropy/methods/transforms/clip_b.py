@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verl_entropy.batch.numerics import rounding
 from verl_entropy.batch.packed import mean_and_std
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
@@ -35,7 +36,8 @@ def clip_b(
         S = pi (H + log pi)                                              (H, log pi in nats)
         drop where A < 0 and S - mean S < -mu std S
 
-    Mean and standard deviation (ddof 0) run over the valid tokens of the batch; std < 1e-12 drops nothing.
+    Mean and standard deviation (ddof 0) run over the valid tokens of the batch; a std within fp32 rounding of the mean drops
+    nothing.
     Dropped tokens leave the numerator and the denominator of the loss. Advantages are unchanged.
 
     Shapes: all tensors [R, T]; ``mask_RT`` of the result is bool [R, T].
@@ -55,7 +57,7 @@ def clip_b(
     score_N = discriminator(turns.pack(log_prob_RT), turns.pack(entropy_RT))
     mean, std = mean_and_std(score_N, correction=0)
     centred_N = score_N.sub_(mean)
-    if std < MIN_STD or mu == float("inf"):
+    if std < max(MIN_STD, rounding(abs(mean))) or mu == float("inf"):
         dropped_N = torch.zeros_like(centred_N, dtype=torch.bool)
     elif two_sided:
         dropped_N = centred_N.abs() > mu * std

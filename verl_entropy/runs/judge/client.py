@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from verl_entropy.agent.cut import is_cut
 from verl_entropy.runs.judge.prompt import MAX_OUTPUT
 
 CHAT = "/chat/completions"
@@ -146,6 +147,8 @@ class Reply:
     text: Any
     input_tokens: int
     output_tokens: int
+    cut: bool = False
+    """It was ended by the token limit."""
 
 
 class Client:
@@ -252,4 +255,9 @@ def _reply(data: bytes) -> Reply:
     if not isinstance(message, dict):
         raise ValueError("the reply is no chat completion")
     usage = record.get("usage")
-    return Reply(message.get("content"), _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
+    return Reply(
+        message.get("content"),
+        _count(usage, "prompt_tokens"),
+        _count(usage, "completion_tokens"),
+        is_cut(first.get("finish_reason")),
+    )

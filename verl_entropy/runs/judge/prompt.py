@@ -58,6 +58,9 @@ def parse(answer: Any) -> tuple[float, str]:
     if not isinstance(answer, str):
         raise MalformedAnswer("the answer has no text")
     answer = _THOUGHT.sub("", answer)
+    if "<think>" in answer:  # a score inside an unfinished thought is none
+        raise MalformedAnswer(f"unfinished thought in {answer[:80]!r}")
+    answer = answer.rpartition("</think>")[2]  # a template may have opened the thought
     record = _last_object(answer)
     score = record.get("score") if record else None
     if score is None:

@@ -168,6 +168,9 @@ def _ask(client: Client, task: Task, usage: _Usage) -> Judgement:
         usage.add(reply.input_tokens, reply.output_tokens)
         into, out = into + reply.input_tokens, out + reply.output_tokens
         try:
+            if reply.cut:
+                limit = f"the answer was cut after {reply.output_tokens or 'max_tokens'} tokens"
+                raise prompt.MalformedAnswer(f"{limit}; give it more with --max-output")
             score, reason = prompt.parse(reply.text)
         except prompt.MalformedAnswer as error:
             problem = f"{error} ({attempt + 1} answers)"

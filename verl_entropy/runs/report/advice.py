@@ -172,9 +172,32 @@ def _zero_variance(run: Run) -> Advice | None:
     share = _tail(run, P + "group/zero_variance")
     if not share > FEW_GRADIENTS:
         return None
+    success = _tail(run, *NAMES_OF_SUCCESS)
+    figure = f"group/zero_variance: {share:.0%} of the groups have equal scores at the end of the run"
+    if not np.isnan(success):
+        figure += f"; {run.first_key(NAMES_OF_SUCCESS)} {success:.3g}"
+    if success > 0.8:
+        return Advice(
+            "most groups give no gradient: they are solved",
+            figure,
+            "All rollouts of a task succeed; nothing is left to learn from it. Harder tasks, or drop solved groups.",
+            ("data.train_files=<harder tasks>", "+algorithm.filter_groups.enable=True"),
+        )
+    if success < 0.1:
+        return Advice(
+            "most groups give no gradient: they fail",
+            figure,
+            "No rollout of a task succeeds, so none can be preferred. A warm start, easier tasks or more rollouts come first; "
+            "step-level credit has nothing to compare either.",
+            (
+                "actor_rollout_ref.rollout.n=<more>",
+                "data.train_files=<easier tasks>",
+                "actor_rollout_ref.model.path=<warm start>",
+            ),
+        )
     return Advice(
         "most groups give no gradient",
-        f"group/zero_variance: {share:.0%} of the groups have equal scores at the end of the run",
+        figure,
         "Tasks are too easy or too hard for the group size; step-level credit or other tasks bring differences back.",
         (*_try("estimator", "gigpo"), "actor_rollout_ref.rollout.n=<more>"),
     )
@@ -262,8 +285,139 @@ def _step_change(run: Run) -> Advice | None:
     )
 
 
+NAMES_OF_SUCCESS = (P + "success", "critic/score/mean", "critic/rewards/mean", "critic/rewards/max")
+FALLEN, LEAST_SUCCESS = 0.6, 0.1
+"""Success at the end over the best twenty steps, and the least best level at which a fall is called one."""
+SWITCHED_OFF = 0.0
+HIGH_BONUS, HIGH_CLIP = 0.0, 0.3
+"""A coefficient above, and an upper clip bound above which, a cause of rising entropy is named."""
+
+
+def _non_finite(run: Run) -> Advice | None:
+    """The reader stores NaN and infinite values as missing ones, so they are steps whose value is missing though the key is there."""
+    worst: tuple[int, int, str] | None = None
+    for key in (*ENTROPY, "actor/loss", "actor/pg_loss", "actor/grad_norm"):
+        if not run.reader.has(key):
+            continue
+        steps, values = run.reader.series(key)
+        finite = np.isfinite(values)
+        missing = int((~finite).sum())
+        tail = finite[-min(TAIL, len(finite)) :]
+        if missing and len(tail) and not tail.any():  # to the end: single gaps are steps that do not log this key
+            first = int(steps[np.flatnonzero(finite)[-1] + 1]) if finite.any() else int(steps[0])
+            if worst is None or first < worst[0]:
+                worst = (first, missing, key)
+    if worst is None:
+        return None
+    first, missing, key = worst
+    return Advice(
+        "values are not finite",
+        f"{key}: no finite value from step {first} to the end ({missing} steps)",
+        "A NaN never goes away: look at the step before (temperature, learning rate, fp16), and go on from a checkpoint before it.",
+        ("actor_rollout_ref.actor.grad_clip=1.0", "actor_rollout_ref.rollout.temperature=1.0"),
+    )
+
+
+def _inactive(run: Run) -> Advice | None:
+    values = run.series((P + "active",))[1]
+    if not len(values) or values.max() > SWITCHED_OFF:
+        return None
+    return Advice(
+        "the chosen methods never did anything",
+        f"active: 0 in all {len(values)} steps",
+        "The workers did not load the plugin, or another loss took its place: the run was verl's alone.",
+        ("check with `verl-entropy doctor`",),
+    )
+
+
+def _success_falls(run: Run) -> Advice | None:
+    values = run.series(NAMES_OF_SUCCESS)[1]
+    if len(values) < 2 * TAIL:
+        return None
+    mean = np.convolve(values, np.ones(TAIL) / TAIL, mode="valid")
+    best, end = int(mean.argmax()), float(mean[-1])
+    if mean[best] < LEAST_SUCCESS or end > FALLEN * mean[best]:
+        return None
+    steps = run.series(NAMES_OF_SUCCESS)[0]
+    return Advice(
+        "success fell",
+        f"{run.first_key(NAMES_OF_SUCCESS)}: {mean[best]:.3g} around step {steps[best + TAIL // 2]}, {end:.3g} at the end",
+        "Whatever entropy does, the policy got worse: take the checkpoint at the best level; a smaller step or a KL term keeps it.",
+        ("actor_rollout_ref.actor.optim.lr=<less>", "actor_rollout_ref.actor.use_kl_loss=True"),
+    )
+
+
+def _low_from_start(run: Run) -> Advice | None:
+    values = run.series(ENTROPY)[1]
+    if len(values) < TAIL or float(np.max(values[:TAIL])) >= LOW_ENTROPY or float(np.median(values)) >= LOW_ENTROPY:
+        return None
+    return Advice(
+        "entropy is low from the start",
+        f"entropy: {float(np.median(values[:TAIL])):.3g} nats in the first {TAIL} steps",
+        "The model came with hardly any choice left (a long warm start?): there is nothing that could collapse. Start from an "
+        "earlier checkpoint or sample hotter, then raise entropy (REPO, sec. 4: control from both sides).",
+        ("actor_rollout_ref.rollout.temperature=1.2", "+entropy=repo_r_bidirectional", *_try("clip", "adapo")),
+    )
+
+
+def _causes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Overrides that lower what pushes entropy up in this run."""
+    causes: list[str] = []
+    active = _active(config)
+    bonus = lookup(config, f"{POLICY_LOSS_PATH}.entropy_bonus.coef")
+    if "entropy_bonus" in active:
+        causes.append(
+            f"{POLICY_LOSS_PATH}.entropy_bonus.coef={bonus / 10:g}" if _reaches(bonus, 1e-12) else "lower entropy_bonus.coef"
+        )
+    coeff = lookup(config, "actor_rollout_ref.actor.entropy_coeff")
+    if _reaches(coeff, 1e-12) and not {"entropy_bonus", "epo", "siren"} & active:
+        causes.append("actor_rollout_ref.actor.entropy_coeff=0")
+    high = lookup(config, "actor_rollout_ref.actor.clip_ratio_high")
+    if _reaches(high, HIGH_CLIP):
+        causes.append("actor_rollout_ref.actor.clip_ratio_high=0.2")
+    return tuple(causes)
+
+
+def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
+    """The advice as it is valid with what the run has: without what it has or what is refused beside that; and it says what failed."""
+    active = _active(config)
+    by_key = {a.key: a for a in registry.ALGORITHMS}
+    had = [m for m in item.methods if _has(config, m)]
+    kept = []
+    for method in item.methods:
+        algorithm = by_key.get(method)
+        if method in had or (algorithm is not None and _refused(algorithm, active)):
+            continue
+        kept.append(method)
+    why, symptom = item.why, item.symptom
+    names = [by_key[m].name if m in by_key else m for m in had]
+    if names:
+        why += (
+            f" The run had {', '.join(names)} already, and that did not prevent it: look at its strength before adding another."
+        )
+    if "erupt" in symptom:
+        causes = _causes(config)
+        if causes:
+            why = "This run pushes entropy up itself; lower that first. " + why
+        if names:
+            kept = [*kept, "+entropy=repo_r_bidirectional"] if not {"repo_r", "repo_d"} & active else kept
+        kept = [*causes, *kept]
+    return replace(item, why=why, methods=tuple(kept))
+
+
+def _refused(algorithm: registry.Algorithm, active: set[str]) -> bool:
+    """Whether our checks refuse ``algorithm`` beside the methods of the run: two owners of the entropy term, or a conflict."""
+    others = [a for a in registry.ALGORITHMS if a.name in active]
+    if algorithm.kind == "regularizer" and any(a.kind == "regularizer" and a.name != algorithm.name for a in others):
+        return True
+    pairs = [(algorithm, a) for a in others] + [(a, algorithm) for a in others]
+    return any(name == other.name for one, other in pairs for name, _ in one.conflicts)
+
+
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] = (
+    ("success", NAMES_OF_SUCCESS, _success_falls),
     ("eruption", ENTROPY, _eruption),
+    ("low entropy", ENTROPY, _low_from_start),
     ("collapse", ENTROPY, _collapse),
     ("step change", ENTROPY, _step_change),
     ("likelihood of valid trajectories", (P + "likelihood/valid_log_prob_mean",), _likelihood_falls),
@@ -279,14 +433,26 @@ RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] =
 def advise_run(run: Run) -> AdviceList:
     """``advise`` for a run that was read already."""
     items, missing = [], {}
+    for rule in (_non_finite, _inactive):  # of every run: what they look for is a value that is absent or always zero
+        found = rule(run)
+        if found is not None:
+            items.append(_fit(run.reader.config, found))
     for name, keys, rule in RULES:
         if run.first_key(keys) is None:
             missing[name] = " or ".join(keys)
             continue
         found = rule(run)
         if found is not None:
-            methods = tuple(method for method in found.methods if not _has(run.reader.config, method))
-            items.append(replace(found, methods=methods))
+            items.append(_fit(run.reader.config, found))
+    if run.first_key(ENTROPY) is None and not items:
+        items.append(
+            Advice(
+                "the run has no entropy",
+                f"none of {', '.join(ENTROPY)} has a value in {len(run.reader.steps)} steps",
+                "Nothing can be said about it without.",
+                ("+algorithm.entropy.diagnostics.enabled=true",),
+            )
+        )
     return AdviceList(run.name, items, missing, list(run.reader.problems))
 
 

@@ -15,7 +15,7 @@ from verl_entropy.runs.report.runs import Group, Run, thin
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 """Okabe and Ito's palette: distinct for colour-blind readers."""
 CLASS_COLORS = {"correct": "#009E73", "wrong": "#D55E00", "valid": "#0072B2"}
-PHASE_COLORS = {"warmup": "#ececec", "descent": "#cfe3f3", "eruption": "#f0a184", "subsidence": "#f6e3a5"}
+PHASE_COLORS = {"warmup": "#ececec", "descent": "#cfe3f3", "steady": "#e4eef0", "eruption": "#f0a184", "subsidence": "#f6e3a5"}
 HATCHES = {"eruption": "////", "subsidence": ".."}
 """Phases are told apart without colour, too."""
 STYLES = ("-", "--", ":", "-.")

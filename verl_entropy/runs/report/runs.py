@@ -74,7 +74,8 @@ class Run:
             if len(at):
                 found = dict(zip(at.tolist(), known.tolist(), strict=True))
                 signs[name] = [found.get(step) for step in steps.tolist()]
-        return detect(steps.tolist(), values.tolist(), self.settings, **signs)
+        resumes = self.series((P + "resumed",))[0].tolist()
+        return detect(steps.tolist(), values.tolist(), self.settings, resumes=resumes, **signs)
 
     @cached_property
     def turn_columns(self) -> dict[str, np.ndarray] | None:

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of verl's own keys with which an agent run cannot work (refused) or is odd (warned of), at every start and in ``validate``.
+
+Works on plain mappings; imports neither torch nor verl. A key that is absent or null is verl's business and passes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_entropy.config.plan import Plan
+from verl_entropy.config.settings import ConfigError, lookup
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
+
+ARR = "actor_rollout_ref"
+AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env")
+"""verl's and ours; others come with ``rollout.agent.agent_loop_config_path`` or a module of the user's."""
+RESUME_MODES = ("auto", "disable", "resume_path")
+HIGH_LR, LORA_FACTOR = 1e-3, 10
+"""Learning rates of RL on language models lie between 1e-7 and 1e-5, ten times that with LoRA; a hundred times more is a slip."""
+HIGH_ALPHA = 1.0
+"""The papers' ``seal.alpha`` is .02; above 1 the head's loss outweighs the policy's."""
+HIGH_COEFF = 0.1
+"""Of an entropy bonus per nat; the papers use .001 to .01."""
+
+# key: (test of a usable value, what is allowed, a value to set)
+_RANGES: tuple[tuple[str, Any, str, str], ...] = (
+    (f"{ARR}.rollout.temperature", lambda v: v > 0, "above 0 (log-probs are of logits / temperature: at 0 all are NaN)", "1.0"),
+    (f"{ARR}.rollout.top_p", lambda v: 0 < v <= 1, "above 0, at most 1", "1.0"),
+    (f"{ARR}.rollout.top_k", lambda v: v >= -1, "-1 (all words), or a number of words", "-1"),
+    (f"{ARR}.rollout.n", lambda v: v >= 1, "at least 1", "8"),
+    (f"{ARR}.rollout.val_kwargs.temperature", lambda v: v >= 0, "at least 0", "0"),
+    (f"{ARR}.rollout.val_kwargs.top_p", lambda v: 0 < v <= 1, "above 0, at most 1", "1.0"),
+    (f"{ARR}.rollout.val_kwargs.n", lambda v: v >= 1, "at least 1", "1"),
+    (f"{ARR}.rollout.gpu_memory_utilization", lambda v: 0 < v <= 1, "above 0, at most 1", "0.5"),
+    (f"{ARR}.rollout.tensor_model_parallel_size", lambda v: v >= 1, "at least 1", "1"),
+    (f"{ARR}.rollout.response_length", lambda v: v >= 1, "at least 1", "512"),
+    (f"{ARR}.rollout.max_model_len", lambda v: v >= 2, "at least 2, or null for the model's", "null"),
+    (f"{ARR}.actor.optim.lr", lambda v: v >= 0, "at least 0", "1e-6"),
+    (f"{ARR}.actor.ppo_epochs", lambda v: v >= 1, "at least 1", "1"),
+    (f"{ARR}.actor.ppo_mini_batch_size", lambda v: v >= 1, "at least 1", "data.train_batch_size or a part of it"),
+    (f"{ARR}.actor.grad_clip", lambda v: v > 0, "above 0 (0 makes every gradient zero)", "1.0"),
+    (f"{ARR}.actor.clip_ratio", lambda v: v >= 0, "at least 0", "0.2"),
+    (f"{ARR}.actor.clip_ratio_low", lambda v: v >= 0, "at least 0", "0.2"),
+    (f"{ARR}.actor.clip_ratio_high", lambda v: v >= 0, "at least 0", "0.2"),
+    ("data.train_batch_size", lambda v: v >= 1, "at least 1", "64"),
+    ("data.max_prompt_length", lambda v: v >= 1, "at least 1", "2048"),
+    ("data.max_response_length", lambda v: v >= 1, "at least 1", "512"),
+    ("algorithm.gamma", lambda v: 0 <= v <= 1, "from 0 to 1", "1.0"),
+    ("algorithm.lam", lambda v: 0 <= v <= 1, "from 0 to 1", "1.0"),
+    ("trainer.n_gpus_per_node", lambda v: v >= 1, "at least 1 (workers a node; on the CPU backend too)", "1"),
+    ("trainer.nnodes", lambda v: v >= 1, "at least 1", "1"),
+    ("trainer.total_training_steps", lambda v: v >= 1, "at least 1, or null for total_epochs", "null"),
+)
+
+
+def _number(raw: Mapping[str, Any], path: str) -> float | None:
+    """A number of the configuration, also as Hydra leaves 1e-6 (text); None for everything else."""
+    value = lookup(raw, path)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def refuse(plan: Plan, raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError on the first value with which the run cannot work: key, value, what is allowed, what to set."""
+    for path, usable, allowed, fix in _RANGES:
+        value = _number(raw, path)
+        if value is not None and not (math.isfinite(value) and usable(value)):
+            raise ConfigError(f"{path}={value:g}: must be {allowed}. Set {path}={fix}.")
+    _refuse_sizes(raw)
+    _refuse_words(raw)
+    _refuse_folder(plan)
+
+
+def _refuse_sizes(raw: Mapping[str, Any]) -> None:
+    gpus = (_number(raw, "trainer.n_gpus_per_node") or 1) * (_number(raw, "trainer.nnodes") or 1)
+    parallel = _number(raw, f"{ARR}.rollout.tensor_model_parallel_size") or 1
+    if parallel > gpus:
+        raise ConfigError(
+            f"{ARR}.rollout.tensor_model_parallel_size={parallel:g}: more than the {gpus:g} GPU(s) of trainer.n_gpus_per_node * "
+            f"trainer.nnodes. Set {ARR}.rollout.tensor_model_parallel_size={gpus:g} or less."
+        )
+    longest, prompt = _number(raw, f"{ARR}.rollout.max_model_len"), _number(raw, "data.max_prompt_length")
+    if longest is not None and prompt is not None and prompt >= longest:
+        raise ConfigError(
+            f"{ARR}.rollout.max_model_len={longest:g}: a prompt of data.max_prompt_length={prompt:g} leaves no token for the response. "
+            f"Set max_model_len to data.max_prompt_length + data.max_response_length, or null."
+        )
+
+
+def _refuse_words(raw: Mapping[str, Any]) -> None:
+    loop = lookup(raw, f"{ARR}.rollout.agent.default_agent_loop")
+    foreign = lookup(raw, f"{ARR}.rollout.agent.agent_loop_config_path") or os.environ.get("VERL_USE_EXTERNAL_MODULES")
+    foreign = foreign or lookup(raw, f"{ARR}.model.external_lib")
+    if isinstance(loop, str) and loop not in AGENT_LOOPS and not foreign:
+        raise ConfigError(
+            f"{ARR}.rollout.agent.default_agent_loop={loop}: no such agent loop.{did_you_mean(loop, AGENT_LOOPS)} Known: "
+            f"{', '.join(AGENT_LOOPS)}; one of yours comes with {ARR}.rollout.agent.agent_loop_config_path."
+        )
+    mode = lookup(raw, "trainer.resume_mode")
+    if isinstance(mode, str) and mode not in RESUME_MODES:
+        raise ConfigError(
+            f"trainer.resume_mode={mode}: not known.{did_you_mean(mode, RESUME_MODES)} Set one of {', '.join(RESUME_MODES)}."
+        )
+
+
+def _refuse_folder(plan: Plan) -> None:
+    """The run file's folder, or the nearest folder above it that exists, must take new files."""
+    folder = plan.diagnostics.run_file.folder if plan.active and plan.diagnostics.enabled else None
+    if not folder or not folder.strip():
+        return
+    path = Path(folder).expanduser().absolute()
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    key = f"{DIAGNOSTICS_PATH}.run_file.folder={folder}"
+    if not there.is_dir():
+        raise ConfigError(f"{key}: {there} is a file. Give another folder.")
+    kernel = str(there).startswith(("/proc", "/sys"))  # root may do everything there but make files
+    if kernel or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}: {there} cannot be written to. Give another folder, or change its rights.")
+
+
+# ----------------------------------------------------------------------------- warnings
+
+
+def odd(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
+    """Values that work and are hardly meant, each with the fix."""
+    yield from _odd_lengths(raw)
+    yield from _odd_files(raw)
+    yield from _odd_training(raw)
+    yield from _odd_methods(plan, raw)
+
+
+def _odd_lengths(raw: Mapping[str, Any]) -> Iterator[str]:
+    for ours, theirs in (("data.max_response_length", "response_length"), ("data.max_prompt_length", "prompt_length")):
+        one, other = _number(raw, ours), _number(raw, f"{ARR}.rollout.{theirs}")
+        if one is not None and other is not None and one != other:
+            yield (
+                f"{ours}={one:g}, but {ARR}.rollout.{theirs}={other:g}: the sampler and the agent loop go by the second. Leave "
+                f"rollout.{theirs} out (it follows {ours}), or make them equal."
+            )
+    prompt = _number(raw, "data.max_prompt_length") or 0
+    response = _number(raw, f"{ARR}.rollout.response_length") or _number(raw, "data.max_response_length") or 0
+    longest = _number(raw, f"{ARR}.rollout.max_model_len")
+    if longest is not None and prompt + response > longest:
+        yield (
+            f"{ARR}.rollout.max_model_len={longest:g}: below data.max_prompt_length + response length = {prompt:g} + {response:g}, so "
+            f"responses to long prompts are cut. Set it to {prompt + response:g} or null, or shorten the others."
+        )
+    positions, scaled = _positions(lookup(raw, f"{ARR}.model.path"))
+    if positions is not None and not scaled and max(longest or 0, prompt + response) > positions:
+        yield (
+            f"data.max_prompt_length + response length = {prompt:g} + {response:g}"
+            + (f", rollout.max_model_len={longest:g}" if longest else "")
+            + f": the model has {positions} positions (max_position_embeddings); what is longer is cut, or the sampler does not "
+            "start. Shorten them, or take a model with a longer context."
+        )
+
+
+def _positions(model: Any) -> tuple[int | None, bool]:
+    """Positions of the model in a local folder, and whether they are scaled (rope_scaling); (None, False) where not at hand."""
+    if not isinstance(model, str):
+        return None, False
+    try:
+        content = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None, False
+    content = content if isinstance(content, dict) else {}
+    text = content.get("text_config") if isinstance(content.get("text_config"), dict) else content
+    found = text.get("max_position_embeddings")
+    return (found if isinstance(found, int) and not isinstance(found, bool) else None), bool(text.get("rope_scaling"))
+
+
+def _odd_files(raw: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("train_files", "val_files"):
+        files = lookup(raw, f"data.{key}")
+        for file in [files] if isinstance(files, str) else files or ():
+            if isinstance(file, str) and "://" not in file and not Path(file).expanduser().exists():
+                yield (
+                    f"data.{key}: {file} is not on this machine. Make it (`verl-entropy data`), or mend the path; without it the run "
+                    "stops when it reads its data."
+                )
+    for role in (f"{ARR}.model.path", "critic.model.path"):
+        model = lookup(raw, role)
+        if role.startswith("critic") and not lookup(raw, "critic.enable", False):
+            continue
+        local = isinstance(model, str) and (model.startswith(("/", "./", "../", "~/")) or model.count("/") > 1)
+        if local and "://" not in model and "~/models/" not in model and not Path(model).expanduser().exists():
+            yield f"{role}={model}: no such folder on this machine. Mend the path, or give a model's name on the hub."
+
+
+def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
+    actor = f"{ARR}.actor"
+    batch, mini = _number(raw, "data.train_batch_size"), _number(raw, f"{actor}.ppo_mini_batch_size")
+    if batch is not None and mini is not None and batch < mini and not lookup(raw, "algorithm.filter_groups.enable", False):
+        # Without dynamic batches verl refuses it; with them it fills the mini-batch with rows that train nothing.
+        yield (
+            f"data.train_batch_size={batch:g}: below {actor}.ppo_mini_batch_size={mini:g}, so there is no whole mini-batch (both "
+            f"count prompts). Set {actor}.ppo_mini_batch_size={batch:g} or less."
+        )
+    lr = _number(raw, f"{actor}.optim.lr")
+    rank = max(_number(raw, f"{ARR}.model.lora_rank") or 0, _number(raw, f"{ARR}.model.lora.rank") or 0)
+    if lr is not None and lr > HIGH_LR * (LORA_FACTOR if rank else 1):
+        yield f"{actor}.optim.lr={lr:g}: RL of language models uses 1e-7 to 1e-5 (LoRA to 1e-4); the policy will be lost. Set it to 1e-6."
+    if lr == 0.0:
+        yield f"{actor}.optim.lr=0: nothing is trained. Set it to 1e-6."
+    usual = _number(raw, f"{actor}.clip_ratio")
+    low, high = (_number(raw, f"{actor}.clip_ratio_{side}") for side in ("low", "high"))
+    low, high = (usual if low is None else low), (usual if high is None else high)
+    if high is not None and high < (low or 0.0):
+        yield (
+            f"{actor}.clip_ratio_high={high:g}: below clip_ratio_low={low:g}, so unlikely tokens can fall further than rise, which lowers "
+            f"entropy{' (at 0 none can rise)' if high == 0 else ''}. Set clip_ratio_high to at least clip_ratio_low."
+        )
+    if low is not None and low >= 1.0:
+        yield f"{actor}.clip_ratio_low={low:g}: 1 - clip_ratio_low is not above 0, so nothing is clipped below. Set it below 1."
+    if high is not None and high > 1.0:
+        yield f"{actor}.clip_ratio_high={high:g}: hardly anything is clipped above. Usual: 0.2 to 0.3."
+    coeff = _number(raw, f"{actor}.entropy_coeff")
+    if coeff is not None and (coeff < 0 or coeff > HIGH_COEFF):
+        what = "lowers entropy" if coeff < 0 else "outweighs the policy's loss"
+        yield f"{actor}.entropy_coeff={coeff:g}: a bonus of this size {what}. Usual: 0 to 0.01."
+    for key in (f"{actor}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef"):
+        if (_number(raw, key) or 0.0) < 0:
+            yield f"{key}={_number(raw, key):g}: rewards distance from the reference policy. Set it to at least 0."
+
+
+def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
+    names = {choice.name for choice in plan.choices}
+    if {"clip_b", "clip_v"} <= names:
+        yield (
+            "clip_b with clip_v: two forms of one clip (centred on the batch, and on the policy); each drops tokens of its own, and a "
+            "run loses both. Choose one."
+        )
+    if plan.seal is not None and plan.seal.settings.alpha > HIGH_ALPHA:
+        yield f"{plan.seal.algorithm.path}.alpha={plan.seal.settings.alpha:g}: outweighs the policy's loss. The paper's: 0.02."
+    if "entrocraft_switch" in names:
+        win = _number(raw, "data.env.kwargs.win_reward")
+        penalty = _number(raw, "data.env.invalid_action_penalty") or 0.0
+        if lookup(raw, "data.env") or win is not None:
+            why = f"data.env.kwargs.win_reward={win:g}" if win is not None else f"the environment {lookup(raw, 'data.env.name')}"
+            why += f" and data.env.invalid_action_penalty={penalty:g}" if penalty else ""
+            yield (
+                f"entrocraft_switch needs trajectory scores of +1 or -1 and stops the run at the first other one; see that {why} gives "
+                "these, or take entrocraft."
+            )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` with the nearest of ``known``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
