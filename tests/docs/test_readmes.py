@@ -148,10 +148,13 @@ def test_links_on_the_package_index_work(monkeypatch):
     assert given["long_description"] in (make(""), make()) and given["long_description_content_type"] == "text/markdown"
 
 
-def test_the_pages_of_the_package_are_installed_with_it():
+def test_the_pages_of_the_package_are_in_the_wheel(monkeypatch):
     here, installed = ROOT / "verl_entropy", Path(verl_entropy.__file__).parent
     pages = {path.relative_to(here) for path in here.rglob("*.md")}
-    assert len(pages) > 5 and pages == {path.relative_to(installed) for path in installed.rglob("*.md")}
+    given, _ = description(monkeypatch)
+    packed = {path.relative_to(here) for pattern in given["package_data"]["verl_entropy"] for path in here.glob(pattern)}
+    assert len(pages) > 5 and pages <= packed
+    assert pages == {path.relative_to(installed) for path in installed.rglob("*.md")}
 
 
 def test_what_ci_runs_is_what_a_user_runs():
