@@ -148,7 +148,10 @@ def _ray(wanted: bool) -> Check:
     found = seams.ray_worker()
     if "error" in found:
         return Check(
-            "Ray", "fail", "worker", f"could not be checked: {found['error']}. Try `ray stop`, or --no-ray to leave it out."
+            "Ray",
+            "fail",
+            "worker",
+            f"could not be checked: {found['error']}. On a busy machine run it again; else try `ray stop`, or --no-ray to leave this out.",
         )
     if not found["loaded_by_verl"]:
         note = "verl did not load the plugin there. Fix: unset VERL_USE_EXTERNAL_PLUGINS, install verl-entropy on every node."
