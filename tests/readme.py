@@ -364,16 +364,16 @@ def detector_table() -> str:
         [
             *lines,
             "",
-            f"{r['curves']} curves of {r['steps_per_curve']} steps: {100 * r['accuracy']:.0f} % right, a false alarm in "
-            f"{100 * r['false_alarm_rate_per_run']:.1f} % of the runs without an eruption; {100 * r['accuracy_without_hard']:.0f} % and "
-            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} % without slow eruptions, "
-            "some of which are smaller than the rule's least rise. "
-            f"{100 * r['eruptions_found']:.0f} % of {r['eruptions']} eruptions are found, {delay['p50']:.0f} steps after their "
-            f"onset (median; {delay['p90']:.0f} for one in ten).",
+            f"{r['curves']} curves of {r['steps_per_curve']} steps: {100 * r['accuracy']:.0f} % are called right, and "
+            f"{100 * r['false_alarm_rate_per_run']:.1f} % of the curves without an eruption raise a false alarm. Without the slow eruptions, "
+            f"some of which rise less than the rule asks for, it is {100 * r['accuracy_without_hard']:.0f} % and "
+            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} %. Of {r['eruptions']} eruptions {100 * r['eruptions_found']:.0f} % are "
+            f"found, in the median {delay['p50']:.0f} steps after they begin, one in ten of them later than {delay['p90']:.0f} steps.",
             "",
-            f"Against two simpler rules on families of curves that ask for more (`python -m verl_entropy.diagnostics.simulate --write`; "
-            f"{r['family_seeds']} seeds each, all rules are told of resumes; the families are in its JSON file). Curves were drawn by the "
-            "rule's authors: the figures describe the rule, not its accuracy on real runs.",
+            "The next table compares the detector with two simpler rules on harder families of curves "
+            f"(`python -m verl_entropy.diagnostics.simulate --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
+            "`detector_results.json` describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
+            "its accuracy on real runs.",
             "",
             "| rule | eruptions found | false alarms | a resume's shift called one | delay, median |",
             "|---|---|---|---|---|",
