@@ -181,10 +181,16 @@ def test_raw_text_is_truncated_to_its_end():
     assert executed_action(parse_response(text), text) == text[-RAW_CHARS:]
 
 
-@pytest.mark.parametrize("text", ["<think> " + "a" * 100, "a" * 100 + "</think>"])
-def test_a_raw_whole_answer_is_not_cut(text):
+def test_a_raw_whole_answer_is_not_cut():
+    text = "a" * 100
     parsed = parse_response(text + "\n", **WHOLE)
     assert not parsed.valid_format and executed_action(parsed, text + "\n", **WHOLE) == text
+
+
+@pytest.mark.parametrize("text", ["<think> " + "a" * 100, "a" * 100 + "</think>"])
+def test_a_thought_without_its_end_or_answer_is_not_executed(text):
+    parsed = parse_response(text + "\n", **WHOLE)
+    assert not parsed.valid_format and executed_action(parsed, text + "\n", **WHOLE) == ""
 
 
 def test_inadmissible_action_may_be_valid():

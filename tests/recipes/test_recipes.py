@@ -131,7 +131,7 @@ def test_the_warm_start_composes_over_verls_sft_trainer():
     ("overrides", "says"),
     [
         (["+seal/alfworld=grpo", "parts/model=gpt"], "Could not find 'parts/model/gpt'"),
-        (["+seal/alfworld=grpo", "entropy=[sael]"], "Could not load 'entropy/sael'"),
+        (["+seal/alfworld=grpo", "entropy=[sael]"], "no preset entropy/sael. Did you mean seal?"),
         (["+seal/alfworld=grpo", "data.env.max_turn=3"], "Could not override 'data.env.max_turn'"),
         (["+seal/alfworld=grpo", "actor_rollout_ref.actor.optim.lr=fast"], "optim.lr='fast': expected a number"),
         (["+seal/alfworld=grpo", "+data.env.max_turn=3"], "Did you mean data.env.max_turns"),

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import verl_entropy
 from verl_entropy.hosts.verl_agent import fingerprints
 
 SOURCE = """
@@ -69,7 +70,7 @@ def test_every_watched_function_has_a_known_fingerprint():
 def test_launcher_refuses_verl_itself(tmp_path):
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl/__init__.py").touch()
-    package = os.path.dirname(os.path.dirname(fingerprints.__file__)) + "/.."
+    package = os.path.dirname(os.path.dirname(verl_entropy.__file__))
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{package}"}
     command = [sys.executable, "-m", "verl_entropy.verl_agent", "algorithm.adv_estimator=grpo"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method is: its kind, settings, text, needs and the functions that a host calls. Imports no torch, so that text is cheap.
+
+A method is one module-level object of one of the six kinds in one file; ``registry`` finds it. The kinds differ in ``apply``:
+
+    Estimator     apply(ctx, settings) -> (advantages_K (K,), metrics)                  advantage of each turn
+    Transform     apply(ctx, advantages, settings) -> TransformResult                   advantages after the base estimator
+    Loss          apply(ctx, settings, clip, log_prob_RT, old_log_prob_RT, advantages_RT, mask_RT) -> (loss_RT, parts)
+    Clip          apply(said) -> upper clip bound                                       ``said``: what its state said this step
+    Regularizer   apply(ctx, settings) -> scalar                                        added to the policy loss
+    Head          apply(ctx, settings, logits_N, token_N, row_N) -> scalar              loss of an auxiliary head
+
+``ctx`` is an AdvantageContext (estimator, transform) or a LossContext (loss, regularizer, head) of ``context.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from verl_entropy.batch.turns import Packed
+    from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
+    from verl_entropy.methods.result import TransformResult
+
+ALGORITHM_PATH = "algorithm.entropy"
+"""Where verl's configuration holds the settings of the advantage side."""
+ACTOR_PATH = "actor_rollout_ref.actor"
+POLICY_LOSS_PATH = f"{ACTOR_PATH}.policy_loss"
+"""Where it holds those of losses, clip controllers and regularizers."""
+
+NEEDS = {
+    "entropy": "entropy of the old-log-prob pass, which verl runs anyway (not with rollout_correction.bypass_mode)",
+    "group": "several rollouts per prompt (actor_rollout_ref.rollout.n >= 2)",
+    "anchor": "the observation of each turn (our agent loops give it)",
+    "step": "the number of the step, and of all steps",
+    "grad_entropy": "entropy with gradient (sets actor.calculate_entropy)",
+    "logits": "this package's log-prob pass over the logits (no fused kernels, log_probs not verl)",
+    "hidden": "the last hidden states of the actor (no fused kernels)",
+}
+"""What a method may ask for."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    usual: float | None = None,
+) -> Any:
+    """A dataclass field with its documentation and bounds; a value above ``usual`` is allowed and warned of."""
+    meta = {"doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "usual": usual}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value that a method reports as ``verl_entropy/<method>/<name>``."""
+
+    formula: str
+    unit: str
+    """nats, share, number, loss, tokens."""
+    source: str = ""
+    """Paper and equation; empty: the method's."""
+
+
+@dataclass(frozen=True)
+class LogitsOutput:
+    """A number per response token that a method computes from the logits, in the log-prob pass and, if asked, in the update."""
+
+    compute: Callable[..., Tensor]
+    """(logits_NV, temperature=Tensor (N,) or None) -> (N,); works in chunks."""
+    in_update: bool
+    """Also with gradient in the update, where the loss reads it; else only in the log-prob pass, for the advantages."""
+
+
+class State(Protocol):
+    """What a method remembers between steps."""
+
+    of_each_batch: bool
+    """Step for every batch; False: once a step, also where a step has several batches of one policy."""
+
+    def step(self, ctx: AdvantageContext) -> dict[str, Any]:
+        """Take the iteration's batch; what is returned is ``ctx.info[<method>]`` on both sides, in plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Restore ``state_dict``, or ValueError, KeyError or TypeError, and nothing is changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One selectable method; see the kinds below."""
+
+    kind: ClassVar[str] = ""
+    select: ClassVar[str] = ""
+    """The override that selects it, with {name}."""
+
+    name: str
+    summary: str
+    when: str
+    cost: str
+    source: str
+    settings: type
+    """Frozen dataclass of ``setting`` fields; its defaults are the paper's."""
+    function: str
+    """Dotted path of the pure function whose docstring holds the equation."""
+    equations: tuple[str, ...] = ()
+    """Further functions whose equation belongs to it."""
+    needs: frozenset[str] = frozenset()
+    """Keys of ``NEEDS``."""
+    conflicts: Mapping[str, str] = _NOTHING
+    """Methods it cannot run with, each with the reason."""
+    doubtful_with: Mapping[str, str] = _NOTHING
+    """Methods it runs with, but hardly should: what to know."""
+    bounded: tuple[str, str, str] | None = None
+    """A setting that a controller moves, and its bounds: (value, low, high)."""
+    ordered: tuple[tuple[str, str], ...] = ()
+    """Pairs of settings (low, high)."""
+    steers: bool = False
+    """Steers entropy to a target or range of its own."""
+    metrics: Mapping[str, Metric] = _NOTHING
+    neutral: Mapping[str, Any] | None = None
+    """Settings under which it changes nothing; None: it has none."""
+    state: Callable[[Any], State] | None = None
+    """The state for given settings; None: it keeps none."""
+    logits: Callable[[Any], Mapping[str, LogitsOutput]] | None = None
+    """What it computes from the logits, by name: ``ctx.fields[name]`` on the advantage side, ``ctx.output(name)`` in the loss."""
+    logits_bytes: tuple[int, str] | None = None
+    """Transient bytes of that per word of the vocabulary, and what for."""
+    columns: Callable[[AdvantageContext, Any], Mapping[str, Tensor]] | None = None
+    """What its loss side reads of the batch: (R,) or (R, T) by name; ``ctx.column(name)`` there."""
+    batch: Callable[[AdvantageContext, Any], dict[str, Any]] | None = None
+    """Statistics over the whole batch, taken after the advantages; joined to ``ctx.info[<method>]``."""
+    origin: str = "verl_entropy"
+    """Where it comes from; set by the registry for methods from outside."""
+    chosen_as: str = ""
+    """How it was named in the configuration, if not by its name: pkg.mod:NAME."""
+
+    @property
+    def path(self) -> str:
+        """Configuration path of its settings."""
+        return f"{ALGORITHM_PATH}.{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The override that selects it."""
+        return self.select.format(name=self.chosen_as or self.name, section=self.name)
+
+    @property
+    def word(self) -> str:
+        """How the configuration names it."""
+        return self.chosen_as or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(Method):
+    """Advantages of turns from rewards; takes the place of verl's ``adv_estimator``."""
+
+    kind = "estimator"
+    select = "algorithm.adv_estimator={name}"
+    apply: Callable[[AdvantageContext, Any], tuple[Tensor, dict[str, float]]]
+    over_rows: Callable[[Any, Any], tuple[Tensor, dict[str, float]]] | None = None
+    """(RowScores, settings): the same with a score of each row, as verl-agent's code does; None: it cannot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform(Method):
+    """Changes advantages, or drops tokens, after any base estimator."""
+
+    kind = "transform"
+    select = "+" + ALGORITHM_PATH + ".transforms=[{name}]"
+    apply: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult]
+    order: int = 100
+    """Position among the transforms where the configuration gives no order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LossSide(Method):
+    @property
+    def path(self) -> str:
+        return f"{POLICY_LOSS_PATH}.{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(_LossSide):
+    """Policy loss of each token; aggregation and importance weights are verl's."""
+
+    kind = "loss"
+    select = POLICY_LOSS_PATH + ".loss_mode={name}"
+    apply: Callable[[LossContext, Any, ClipBounds, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(_LossSide):
+    """Moves the upper clip bound of any clipped loss."""
+
+    kind = "clip"
+    select = "+" + POLICY_LOSS_PATH + ".clip_controller={name}"
+    apply: Callable[[Mapping[str, Any]], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularizer(_LossSide):
+    """A term added to the policy loss; it owns the entropy term."""
+
+    kind = "regularizer"
+    select = "+" + POLICY_LOSS_PATH + ".regularizer={name}"
+    apply: Callable[[LossContext, Any], Tensor]
+    coefficient: tuple[str | None, str] = (None, "")
+    """Setting that is the weight of the entropy in the loss (loss = policy loss - weight x H), if any, and a remark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Method):
+    """An auxiliary head on the actor's last hidden states, trained with the policy; the sampler never sees it."""
+
+    kind = "head"
+    select = "+" + ACTOR_PATH + ".head={name}"
+    apply: Callable[[LossContext, Any, Tensor, Tensor, Tensor], Tensor]
+    """Loss from the head's outputs at the trained tokens; ``token_N`` are their places among the response tokens, ``row_N`` their
+    rows."""
+    build: Callable[[int, Any, Any], nn.Module]
+    """(hidden size, settings, device) -> module, with the same weights on every rank."""
+    shape: tuple[str, ...] = ()
+    """Settings that a checkpoint's head must agree in."""
+    shift: Callable[[Any], int] = lambda settings: 0
+    """-1: the state that predicts the token; 0: the token's own."""
+    active: Callable[[Any], bool] = lambda settings: True
+    """False: these settings train nothing, and the head is left out."""
+
+    @property
+    def path(self) -> str:
+        return f"{ACTOR_PATH}.{self.name}"
+
+
+KINDS: dict[str, type[Method]] = {c.kind: c for c in (Estimator, Transform, Loss, Clip, Regularizer, Head)}
+
+
+def fields_of(settings: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a settings class."""
+    return dataclasses.fields(settings)
