@@ -372,7 +372,7 @@ def detector_table() -> str:
             "",
             "The next table compares the detector with two simpler rules on harder families of curves "
             f"(`python -m verl_entropy.diagnostics.simulate --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
-            "`detector_results.json` describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
+            "the JSON file that it writes describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
             "its accuracy on real runs.",
             "",
             "| rule | eruptions found | false alarms | a resume's shift called one | delay, median |",
