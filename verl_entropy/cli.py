@@ -46,8 +46,11 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("list", "algorithms and presets, with the key that selects each"),
-    Command("explain", "one algorithm: equation, source, when to use it, cost, settings, what it combines with"),
+    Command("list", "methods and presets, with the key that selects each"),
+    Command("explain", "one method: equation, source, when to use it, cost, settings, what it combines with"),
+    Command(
+        "check", "the contract that every method keeps, on one of ours or on your own (package.module:NAME)", "a check failed"
+    ),
     Command("glossary", "every metric that a run logs: formula, unit, source"),
     Command("doctor", "check the installation, the plugin in a Ray worker, and a configuration", "a check failed"),
     Command(

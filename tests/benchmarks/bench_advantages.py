@@ -72,7 +72,7 @@ def cases(rows: int, tokens: int) -> dict[str, Callable[[], Any]]:
         "gigpo": with_fresh_observations(gigpo),
         "  of it: observations": with_fresh_observations(anchor_groups),
         "loop": lambda: loop(turns),
-        "aem": lambda: aem(advantages_RT, entropy_RT, turns),
+        "aem": lambda: aem(advantages_RT, turns, entropy_RT),
         "  of it: turn means": lambda: turns.mean(entropy_RT),
         "  of it: to tokens": lambda: turns.to_tokens(turns.reward_K),
     }

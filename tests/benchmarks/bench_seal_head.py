@@ -15,7 +15,7 @@ import torch
 from report import parser, table, write
 from torch.utils.flop_counter import FlopCounterMode
 
-from verl_entropy.methods.heads.seal_head import SealHead
+from verl_entropy.methods.heads.seal import SealHead
 
 HIDDEN, LAYERS, MLP, KEY_VALUE, VOCAB = 1536, 28, 8960, 256, 151_936
 """Qwen2.5-1.5B: hidden size, layers, MLP size, width of keys and of values, words."""

@@ -79,9 +79,8 @@ def ours(plain: dict, tensors: dict) -> dict[str, Callable[[], Any]]:
     from types import SimpleNamespace
 
     from verl_entropy.batch.numerics import center_by_group
-    from verl_entropy.config.settings import GiGPO
     from verl_entropy.hosts.verl_agent import advantages, rows
-    from verl_entropy.methods.estimators.gigpo import anchor_groups, step_returns
+    from verl_entropy.methods.estimators.gigpo import GiGPO, anchor_groups, step_returns
 
     data = SimpleNamespace(batch=dict(tensors), non_tensor_batch={**plain, **rows.tag(plain["traj_uid"], None)})
     settings = GiGPO(gamma=GAMMA, norm="mean_std", statistics="row")

@@ -10,7 +10,8 @@ import pytest
 
 from verl_entropy import cli
 from verl_entropy.commands import explain
-from verl_entropy.config import presets, registry
+from verl_entropy.config import presets
+from verl_entropy.methods import registry
 
 KEY = re.compile(r"\S*(algorithm|actor_rollout_ref)\.\S+|\S+")
 
@@ -29,7 +30,7 @@ def too_wide(text):
 def test_list_names_every_algorithm_and_preset(capsys):
     code, out, _ = run(capsys, "list")
     assert code == 0 and not too_wide(out)
-    assert all(a.key in out for a in registry.ALGORITHMS)
+    assert all(a.key in out for a in registry.methods())
     assert set(presets.preset_names()) <= set(re.findall(r"\w+", out))
 
 
@@ -39,11 +40,11 @@ def test_list_as_json_and_of_one_kind(capsys):
     assert set(found["presets"]) == set(presets.preset_names()) and all(found["presets"].values())
 
 
-@pytest.mark.parametrize("name", sorted({a.name for a in registry.ALGORITHMS}))
+@pytest.mark.parametrize("name", sorted({a.name for a in registry.methods()}))
 def test_explain_gives_equation_source_key_and_every_setting(capsys, name):
     code, out, _ = run(capsys, "explain", name)
     assert code == 0 and not too_wide(out)
-    for a in registry.ALGORITHMS:
+    for a in registry.methods():
         if a.name == name:
             assert a.source.split()[0] in out and a.key in out
             assert all(f"{a.path}.{field}=" in out for field in a.settings.__dataclass_fields__)

@@ -81,7 +81,7 @@ def test_our_pass_grows_with_the_response_tokens_only():
 
 def test_the_chunk_and_the_head_are_those_of_the_code():
     from verl_entropy.batch import numerics
-    from verl_entropy.methods.heads.seal_head import SealHead
+    from verl_entropy.methods.heads.seal import SealHead
 
     assert memory.CHUNK_CELLS == numerics.CHUNK_CELLS
     for layers in (1, 3):

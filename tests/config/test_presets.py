@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from verl_entropy.config import presets, registry
+from verl_entropy.config import presets
+from verl_entropy.methods import registry
 
 pytest.importorskip("verl")
 
@@ -48,17 +49,17 @@ def test_preset_composes_and_passes_the_checks(compose, name):
     assert any(c.name == method for c in chosen.choices)
 
 
-@pytest.mark.parametrize("name", [a.name for a in registry.ALGORITHMS])
+@pytest.mark.parametrize("name", [a.name for a in registry.methods()])
 def test_preset_values_are_the_class_defaults(compose, name):
     chosen = _prepare(compose(f"+entropy={name}"))
     choices = [c for c in chosen.choices if c.name == name]
     assert choices
     for choice in choices:
-        assert dataclasses.asdict(choice.settings) == dataclasses.asdict(choice.algorithm.settings())
+        assert dataclasses.asdict(choice.settings) == dataclasses.asdict(choice.method.settings())
 
 
 def test_every_algorithm_has_a_preset():
-    assert {a.name for a in registry.ALGORITHMS} <= set(presets.preset_names())
+    assert {a.name for a in registry.methods()} <= set(presets.preset_names())
 
 
 def test_list_of_presets_and_later_overrides(compose):
@@ -66,7 +67,7 @@ def test_list_of_presets_and_later_overrides(compose):
     chosen = _prepare(config)
     assert chosen.base == "gigpo" and [t.name for t in chosen.transforms] == ["aem"]
     assert chosen.transforms[0].settings.temperature == 0.5
-    assert chosen.regularizer.name == "epo" and chosen.seal.settings.alpha == 0.02
+    assert chosen.regularizer.name == "epo" and chosen.head.settings.alpha == 0.02
     actor = config.actor_rollout_ref.actor
     assert actor.calculate_entropy is True
     assert actor._target_.endswith("EntropyFSDPActorConfig")
@@ -82,7 +83,7 @@ def test_keys_without_a_preset(compose):
     )
     chosen = _prepare(config)
     assert [t.name for t in chosen.transforms] == ["aem"]
-    assert chosen.regularizer.name == "epo" and chosen.seal.settings.alpha == 0.1
+    assert chosen.regularizer.name == "epo" and chosen.head.settings.alpha == 0.1
 
 
 def test_nothing_chosen_leaves_the_configuration_alone(compose):
@@ -106,11 +107,11 @@ def test_the_dataclasses_of_verl_build_from_a_prepared_configuration(compose):
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     loss_plan = actor.loss_plan()
     assert loss_plan.regularizer.settings.kappa_high == 2.0
-    assert loss_plan.seal.settings.layers == 3
-    assert actor.engine.seal_settings().dropout == 0.1
+    assert loss_plan.head.settings.layers == 3
+    assert actor.engine.chosen_head().settings.dropout == 0.1
 
 
-METHODS = {a.name for a in registry.ALGORITHMS}
+METHODS = {a.name for a in registry.methods()}
 
 
 @pytest.mark.parametrize("transform", registry.names("transform"))

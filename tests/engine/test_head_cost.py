@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from verl_entropy.hosts.common.loss_tools import trained_positions, trained_tokens
-from verl_entropy.methods.heads.seal_loss import seal_loss, seal_parts
+from verl_entropy.methods.heads.seal import seal_loss, seal_parts
 
 GPU = Path(__file__).parents[1] / "gpu"
 

@@ -8,15 +8,16 @@ import random
 import pytest
 from ranks import run_ranks
 
-from verl_entropy.config import presets, registry
+from verl_entropy.config import presets
+from verl_entropy.methods import registry
 
 NAMES = presets.preset_names()
-METHODS = sorted({a.name for a in registry.ALGORITHMS})
+METHODS = sorted({a.name for a in registry.methods()})
 
 
 def excluded(names) -> bool:
-    kinds = [a.kind for n in names for a in registry.ALGORITHMS if a.name == n and a.kind != "transform"]
-    pairs = {(a.name, other) for a in registry.ALGORITHMS for other, _ in a.conflicts}
+    kinds = [a.kind for n in names for a in registry.methods() if a.name == n and a.kind != "transform"]
+    pairs = {(a.name, other) for a in registry.methods() for other in a.conflicts}
     return len(kinds) != len(set(kinds)) or any((a, b) in pairs for a in names for b in names)
 
 

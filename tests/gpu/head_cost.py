@@ -214,8 +214,7 @@ def stages(hidden_size: int, positions, total: int) -> list[dict]:
     """Parts of a head alone, in bf16 as FSDP hands it to the forward: launches, time on the device, and time from idle to idle."""
     import torch
 
-    from verl_entropy.methods.heads.seal_head import SealHead
-    from verl_entropy.methods.heads.seal_loss import seal_loss, seal_parts
+    from verl_entropy.methods.heads.seal import SealHead, seal_loss, seal_parts
 
     device = positions.device
     head = SealHead(hidden_size, device=device, dtype=torch.bfloat16).train()

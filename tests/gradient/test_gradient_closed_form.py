@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from verl_entropy.batch.numerics import aggregate
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.diagnostics import predictors
-from verl_entropy.methods.controllers import TargetEntropyController
-from verl_entropy.methods.losses.clip import ppo_clip
+from verl_entropy.methods.common.controllers import TargetEntropyController
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.methods.transforms.clip_v import vocab_centre
 from verl_entropy.methods.transforms.repo_d import repo_d

@@ -9,9 +9,9 @@ from math_batches import fixture_f, random_batch
 from torch.testing import assert_close
 
 from verl_entropy.batch.numerics import aggregate
+from verl_entropy.methods.common.gspo import gspo, sequence_ratio
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.losses.aepo import aepo
-from verl_entropy.methods.losses.clip import ppo_clip
-from verl_entropy.methods.losses.gspo import gspo, sequence_ratio
 from verl_entropy.methods.losses.steer import steer
 from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.methods.regularizers.siren import masked_row_mean, nucleus_entropy, peak_mask, siren_loss, siren_surrogate

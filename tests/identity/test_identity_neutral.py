@@ -10,8 +10,8 @@ import torch
 from math_batches import random_batch
 
 from verl_entropy.batch.numerics import log_probs_and_entropy
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.losses.aepo import aepo as aepo_loss
-from verl_entropy.methods.losses.clip import ppo_clip
 from verl_entropy.methods.losses.steer import steer
 from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.methods.regularizers.siren import nucleus_entropy, peak_mask, siren_surrogate

@@ -11,9 +11,9 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from verl_entropy.batch.turns import build_turns
+from verl_entropy.methods.common.gspo import gspo
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm
-from verl_entropy.methods.losses.clip import ppo_clip
-from verl_entropy.methods.losses.gspo import gspo
 
 
 def actor(**settings):

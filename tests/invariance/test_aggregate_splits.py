@@ -7,7 +7,7 @@ from episodes import lay_out, make_episodes
 
 from verl_entropy.batch.numerics import AGGREGATIONS, aggregate
 from verl_entropy.batch.turns import nested_token_weight
-from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, success_label
+from verl_entropy.methods.heads.seal import mixed_group_weight, seal_loss, success_label
 
 
 def split(rows: int, ranks: int, micro: int, seed: int) -> list[list[torch.Tensor]]:
@@ -94,3 +94,15 @@ def test_counts_are_never_guessed(changes, message):
     settings = {"num_tokens": 4, "num_rows": 2, **changes}
     with pytest.raises(ValueError, match=message):
         aggregate(torch.ones(2, 2), torch.ones(2, 2), settings.pop("mode"), **settings)
+
+
+def test_a_constant_keeps_its_value_in_every_mini_batch_of_the_nested_mean():
+    """Lengths 2 and 100 in two mini-batches: divided by their tokens, a loss of 1 was 25.5 and .51."""
+    mask = torch.arange(100)[None] < torch.tensor([[2], [100]])
+    weight = torch.where(mask, 102 / (2 * mask.sum(-1, keepdim=True)), 0.0)
+    for row in (slice(0, 1), slice(1, 2)):
+        tokens, total = int(mask[row].sum()), float(weight[row].sum())
+        value = aggregate(
+            torch.ones(1, 100), mask[row], "nested-mean", num_tokens=tokens, num_rows=1, weight=weight[row], weight_sum=total
+        )
+        assert float(value) == pytest.approx(1.0, rel=1e-6)

@@ -14,10 +14,10 @@ from torch.testing import assert_close
 from verl_entropy.batch.numerics import aggregate
 from verl_entropy.diagnostics import predictors
 from verl_entropy.diagnostics.windows import windows_by_token, windows_by_turn
+from verl_entropy.methods.common.gspo import gspo
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm
 from verl_entropy.methods.losses.aepo import aepo as aepo_loss
-from verl_entropy.methods.losses.clip import ppo_clip
-from verl_entropy.methods.losses.gspo import gspo
 from verl_entropy.methods.losses.steer import steer, steer_omega, steer_range
 from verl_entropy.methods.regularizers.entropy_bonus import entropy_bonus
 from verl_entropy.methods.regularizers.siren import masked_row_mean, peak_mask, siren_surrogate

@@ -8,7 +8,7 @@ from episodes import lay_out, make_episodes
 from verl_entropy.batch.turns import nested_token_weight
 from verl_entropy.methods.estimators.gigpo import gigpo
 from verl_entropy.methods.estimators.loop import loop
-from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, success_label
+from verl_entropy.methods.heads.seal import mixed_group_weight, seal_loss, success_label
 from verl_entropy.methods.regularizers.epo import TurnEntropyHistory, epo_regularizer
 from verl_entropy.methods.transforms.aem import aem
 
@@ -23,7 +23,7 @@ def results(batch, turns, entropy) -> dict[str, dict]:
         "gigpo rows": gigpo(turns, statistics="row", norm="mean")[0],
         "loop": loop(turns)[0],
         "entropy": turns.mean(entropy),
-        "aem": turns.mean(aem(advantages, entropy, turns)),
+        "aem": turns.mean(aem(advantages, turns, entropy).advantages_RT),
         "nested": turns.mean(nested_token_weight(turns)),
         "label": success_label(turns)[turns.row_K],
         "mixed": mixed_group_weight(turns)[turns.row_K],

@@ -12,7 +12,7 @@ from verl_entropy.batch.numerics import AGGREGATIONS, aggregate, masked_mean
 from verl_entropy.batch.turns import build_turns, nested_token_weight
 from verl_entropy.methods.estimators.gigpo import anchor_groups, gigpo
 from verl_entropy.methods.estimators.loop import loop
-from verl_entropy.methods.heads.seal_loss import mixed_group_weight, seal_loss, seal_parts, success_label
+from verl_entropy.methods.heads.seal import mixed_group_weight, seal_loss, seal_parts, success_label
 from verl_entropy.methods.regularizers.epo import epo_beta, epo_regularizer, epo_released_weight
 from verl_entropy.methods.transforms.aem import aem, aem_weights, sign_mask
 
@@ -82,7 +82,7 @@ def test_batch_without_turns():
     assert (turns.num_turns, turns.num_trajectories, turns.num_groups) == (0, 1, 1)
     x = torch.full((2, 4), float("nan"))
     assert gigpo(turns, omega=0.0)[0].shape == loop(turns)[0].shape == turns.mean(x).shape == (0,)
-    assert torch.equal(aem(torch.ones(2, 4), x, turns), torch.ones(2, 4))
+    assert torch.equal(aem(torch.ones(2, 4), turns, x).advantages_RT, torch.ones(2, 4))
     assert not turns.to_tokens(turns.sum(x)).any()
     assert not nested_token_weight(turns).any() and not success_label(turns).any()
     nothing = build_turns(torch.zeros(1, 4), ["a"], [0], [0], [True], torch.tensor([math.nan]))
@@ -103,7 +103,7 @@ def test_temperature_zero_is_the_same_tensor():
     batch = lay_out(make_episodes(0), "step-wise")
     advantages = torch.randn_like(batch.entropy)
     before = advantages.clone()
-    assert aem(advantages, batch.garbage, batch.turns(), temperature=0.0) is advantages
+    assert aem(advantages, batch.turns(), batch.garbage, temperature=0.0).advantages is advantages
     assert torch.equal(advantages, before)
 
 
@@ -126,7 +126,7 @@ def test_weight_is_exactly_one_without_a_spread(values, settings):
     entropy_K, turns = entropies(*values)
     assert torch.equal(aem_weights(entropy_K, turns, **settings), torch.ones(len(values)))
     advantages = torch.randn(len(values), 2)
-    assert torch.equal(aem(advantages, entropy_K[:, None].expand(-1, 2), turns, **settings), advantages)
+    assert torch.equal(aem(advantages, turns, entropy_K[:, None].expand(-1, 2), **settings).advantages_RT, advantages)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
@@ -163,7 +163,7 @@ def test_sign_mask_drops_turns_that_move_the_entropy_one_way(drop, kept):
 def test_aem_takes_no_gradient_into_the_entropy():
     entropy_K, turns = entropies(0.3, 0.8)
     entropy = entropy_K[:, None].expand(-1, 2).clone().requires_grad_()
-    assert not aem(torch.ones(2, 2), entropy, turns).requires_grad
+    assert not aem(torch.ones(2, 2), turns, entropy).advantages_RT.requires_grad
 
 
 # ----------------------------------------------------------------------------- losses

@@ -13,7 +13,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.config import plan
 from verl_entropy.hosts.common import advantage_side
-from verl_entropy.methods.estimators.equal_returns import zero_equal_returns
+from verl_entropy.methods.common.equal_returns import zero_equal_returns
 
 
 def batch(scores, turns=3, tokens=4):

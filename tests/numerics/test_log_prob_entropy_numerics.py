@@ -156,3 +156,24 @@ def test_no_rows():
 def test_wrong_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
         log_probs_and_entropy(**{"logits": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long), **changes})
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(torch.bfloat16, 4000.0), (torch.float16, 4000.0), (torch.bfloat16, 1e7)])
+def test_large_half_precision_logits_are_within_1e4_nats_of_fp64(dtype, offset):
+    logits, labels = problem(16, 1000, dtype, offset)
+    log_probs, entropy = log_probs_and_entropy(logits, labels, chunk_tokens=8)
+    expected_log_probs, expected_entropy = exact(logits, labels)
+    assert (log_probs - expected_log_probs).abs().max() < 1e-4 and (entropy - expected_entropy).abs().max() < 1e-4
+
+
+def test_two_tied_logits_of_1e7_have_probability_one_half():
+    log_probs, _ = log_probs_and_entropy(torch.tensor([[1e7, 1e7]], dtype=torch.bfloat16), torch.tensor([0]))
+    assert float(log_probs) == pytest.approx(-0.6931472, abs=1e-6)
+
+
+def test_mean_and_std_of_millions_of_tokens():
+    from verl_entropy.batch.packed import mean_and_std
+
+    x = torch.rand(3_300_000, generator=torch.Generator().manual_seed(0)) * 5
+    mean, std = mean_and_std(x, correction=1)
+    assert mean == pytest.approx(float(x.double().mean()), rel=1e-7) and std == pytest.approx(float(x.double().std()), rel=1e-7)

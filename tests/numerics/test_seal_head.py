@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from verl_entropy.methods.heads.seal_head import SealHead
+from verl_entropy.methods.heads.seal import SealHead
 
 
 def weights(head):

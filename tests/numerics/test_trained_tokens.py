@@ -10,14 +10,15 @@ import torch
 pytest.importorskip("verl")
 from verl_entropy.batch.turns import build_turns, padded
 from verl_entropy.config import plan
-from verl_entropy.config import settings as config
-from verl_entropy.hosts.common import advantage_side, methods_state
-from verl_entropy.hosts.common.context import AdvantageContext
-from verl_entropy.methods.estimators.equal_returns import zero_equal_returns
+from verl_entropy.hosts.common import advantage_side
+from verl_entropy.methods.common.equal_returns import zero_equal_returns
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.regularizers.epo import EPO, EpoState
+from verl_entropy.methods.regularizers.siren import Siren, SirenState
 from verl_entropy.methods.transforms.aem import aem, sign_mask
 from verl_entropy.methods.transforms.clip_b import clip_b
 from verl_entropy.methods.transforms.clip_v import clip_v
-from verl_entropy.methods.transforms.repo_d import repo_d
+from verl_entropy.methods.transforms.repo_d import RepoD, repo_d
 from verl_entropy.methods.transforms.repo_r import repo_r
 
 
@@ -77,8 +78,12 @@ def test_aem_and_its_sign_mask_leave_out_turns_without_a_trained_token():
     advantages = torch.tensor([[1.0], [-1.0], [-1.0], [1.0]]).expand(4, 3)
     kept = turns_of(torch.ones(2, 3).bool())
     rows = [0, 3]
-    torch.testing.assert_close(aem(advantages, ENTROPY, turns)[rows], aem(advantages[rows], ENTROPY[rows], kept))
-    assert aem(advantages, ENTROPY, turns)[0, 0] == pytest.approx(1.462117, abs=1e-6)  # methods' number for two turns
+    torch.testing.assert_close(
+        aem(advantages, turns, ENTROPY).advantages_RT[rows], aem(advantages[rows], kept, ENTROPY[rows]).advantages_RT
+    )
+    assert aem(advantages, turns, ENTROPY).advantages_RT[0, 0] == pytest.approx(
+        1.462117, abs=1e-6
+    )  # methods' number for two turns
     for drop in ("positive", "negative"):
         alone = sign_mask(advantages[rows], ENTROPY[rows], kept, drop=drop)
         assert torch.equal(sign_mask(advantages, ENTROPY, turns, drop=drop)[rows], alone)
@@ -103,7 +108,7 @@ def test_epos_history_by_turn_is_over_trained_tokens():
     turns, mask = thinned([(0, 0), (2, 0), (2, 1), (2, 2)])
     entropy = torch.full((4, 3), 0.1)
     entropy[~mask] = 9.0
-    state = methods_state.EpoState(config.EPO(history="turn"))
+    state = EpoState(EPO(history="turn"))
     state.step(context(turns, mask, entropy=entropy))
     assert state.history.mean() == pytest.approx([0.1])
 
@@ -123,7 +128,7 @@ def test_sirens_peaks_are_those_that_its_hbar_is_over():
     section = {"policy_loss": {"regularizer": "siren", "siren": {}}}
     raw = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": section}}
     ctx = dataclasses.replace(context(turns_of(mask), mask), plan=plan.read(raw), fields={"nucleus_entropy": nucleus})
-    said = methods_state.SirenState(config.Siren()).step(ctx)
+    said = SirenState(Siren()).step(ctx)
     ctx.mask_RT = torch.tensor([[True] * 4 + [False], [True] * 5])  # a transform took the peak of the first row
     peaks = advantage_side.worker_columns(ctx)["verl_entropy_peak"]
     assert said["hbar"] == pytest.approx((2.0 + 0.3) / 2) and not peaks[0].any() and peaks[1].tolist() == [0, 0, 0, 0, 1]
@@ -142,7 +147,7 @@ def test_repo_d_leaves_out_groups_without_a_difference(rounding):
     torch.testing.assert_close(padded(found.advantages)[:2], padded(alone.advantages))
     assert torch.equal(padded(found.advantages)[2:], advantages[2:])
     assert found.metrics["beta"] == pytest.approx(alone.metrics["beta"], rel=1e-6)
-    assert config.RepoD().skip_zero_groups
+    assert RepoD().skip_zero_groups
 
 
 # ----------------------------------------------------------------------------- not finite

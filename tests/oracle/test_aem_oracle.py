@@ -27,7 +27,7 @@ def test_three_turns(temperature, alpha):
     weights = aem_weights(entropy_K, turns, temperature=temperature)
     torch.testing.assert_close(weights, torch.tensor(alpha), atol=1e-6, rtol=0)
     assert float(weights.double().mean()) == pytest.approx(1.0, abs=1e-7)
-    shaped = aem(ADVANTAGE, ENTROPY, turns, temperature=temperature)
+    shaped = aem(ADVANTAGE, turns, ENTROPY, temperature=temperature).advantages_RT
     expected = torch.tensor([alpha[0], alpha[1], -alpha[2]])[:, None].expand(3, 3)
     torch.testing.assert_close(shaped[MASK.bool()], expected[MASK.bool()], atol=1e-6, rtol=0)
 
@@ -37,7 +37,7 @@ def test_two_rows():
     turns = turns_of(rows.mask)
     entropy_K = turns.mean(rows.entropy)
     torch.testing.assert_close(entropy_K.float(), torch.tensor([0.944197, 1.217500]), atol=1e-6, rtol=0)
-    shaped = aem(torch.tensor([[1.0] * 3, [-1.0] * 3]), rows.entropy, turns)
+    shaped = aem(torch.tensor([[1.0] * 3, [-1.0] * 3]), turns, rows.entropy).advantages_RT
     torch.testing.assert_close(shaped[:, 0], torch.tensor([1.462117, -0.537883]), atol=1e-6, rtol=0)
 
 

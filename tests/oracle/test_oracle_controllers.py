@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from verl_entropy.methods.controllers import TargetEntropyController
+from verl_entropy.methods.common.controllers import TargetEntropyController
 
 REPO_R = {"value": 1e-3, "low": 1e-5, "high": 1e-1}
 REPO_D = {"value": 1e-3, "low": 1e-3, "high": 10.0}
@@ -92,3 +92,12 @@ def test_wrong_state_is_refused_and_changes_nothing(state):
     with pytest.raises(ValueError, match="state"):
         controller.load_state_dict(state)
     assert controller.state_dict() == before
+
+
+def test_the_adaptive_bonus_has_repo_ds_bounds():
+    """Footnote 3 of REPO: the H bonus follows 'the same adaptive algorithm as REPO-D'."""
+    from verl_entropy.methods.regularizers.entropy_bonus import EntropyBonus
+    from verl_entropy.methods.transforms.repo_d import RepoD
+
+    bonus, repo_d = EntropyBonus(), RepoD()
+    assert (bonus.coef_min, bonus.coef_max) == (repo_d.zeta_min, repo_d.zeta_max) == (1e-3, 10.0)

@@ -11,9 +11,9 @@ from math_batches import fixture_f
 from torch.testing import assert_close
 
 from verl_entropy.batch.numerics import aggregate
+from verl_entropy.methods.common.gspo import gspo, sequence_ratio
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.losses.aepo import aepo
-from verl_entropy.methods.losses.clip import ppo_clip
-from verl_entropy.methods.losses.gspo import gspo, sequence_ratio
 from verl_entropy.methods.losses.steer import steer, steer_omega, steer_range, steer_weights
 from verl_entropy.methods.transforms.repo_r import repo_r
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from verl_entropy.batch.numerics import aggregate
-from verl_entropy.methods.heads.seal_loss import seal_loss, seal_parts
+from verl_entropy.methods.heads.seal import seal_loss, seal_parts
 
 LOGITS = [[0.5, -1.0, 2.0], [0.3, -0.2, float("nan")]]
 LABEL = torch.tensor([1.0, 0.0])

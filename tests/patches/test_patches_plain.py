@@ -116,7 +116,7 @@ def test_transforms_read_verls_entropy():
     advantages = plain(config=config, entropy=ENTROPY)
     settings = patched._plan("loop", config).transforms[0].settings
     keywords = {k: getattr(settings, k) for k in ("temperature", "min_range", "min_group")}
-    assert torch.equal(advantages, aem(wanted(), ENTROPY, t, **keywords)) and not torch.equal(advantages, wanted())
+    assert torch.equal(advantages, aem(wanted(), t, ENTROPY, **keywords).advantages_RT) and not torch.equal(advantages, wanted())
 
 
 def test_what_verls_arguments_cannot_give_is_refused_with_the_way_out():

@@ -23,10 +23,10 @@ from verl_entropy.config import plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
-from verl_entropy.hosts.common.context import LossContext
-from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
-from verl_entropy.hosts.verl_v1 import driver, engine, loss, trainer
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS
+from verl_entropy.hosts.verl_v1 import configs, driver, engine, loss, trainer
 from verl_entropy.hosts.verl_v1.predicting import Predicting
+from verl_entropy.methods.context import LossContext
 
 
 def jagged(*rows):
@@ -221,7 +221,7 @@ def test_a_rejected_token_is_no_example_for_a_head_that_learns_advantages():
     data = micro_batch(6)
     data["advantages"] = jagged([1.0, 1.0, 0.0], [-1.0] * 3)
     logits = torch.zeros(6, requires_grad=True)
-    output = {SEAL_LOGITS: logits, SEAL_TOKENS: torch.arange(6), SEAL_ROWS: torch.tensor([0, 0, 0, 1, 1, 1])}
+    output = {HEAD_LOGITS: logits, HEAD_TOKENS: torch.arange(6), HEAD_ROWS: torch.tensor([0, 0, 0, 1, 1, 1])}
     ctx = LossContext(
         plan=read(seal={"alpha": 1.0, "label": "advantage"}),
         micro_batch=data,
@@ -234,14 +234,19 @@ def test_a_rejected_token_is_no_example_for_a_head_that_learns_advantages():
         dp_size=1,
         info={},
     )
-    loss_side._seal(ctx, ctx.plan.seal.settings).backward()
+    loss_side.extra_terms(ctx)[0].backward()
     assert logits.grad.sign().tolist() == [-1, -1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("with_entropy", [True, False], ids=["old log-probs", "reference under LoRA"])
 def test_the_reference_pass_of_lora_does_not_write_the_policys_columns(with_entropy):
     class Engine(engine.EntropyEngineMixin):
-        engine_config = SimpleNamespace(forward_only=False, vocab_centre=True, nucleus={"top_p": 0.8, "crossing": "include"})
+        engine_config = configs.EntropyFSDPEngineConfig(
+            logits=[
+                {"kind": "transform", "word": "clip_v", "settings": {}},
+                {"kind": "regularizer", "word": "siren", "settings": {"top_p": 0.8}},
+            ]
+        )
 
     data = TensorDict({"input_ids": jagged([1, 2, 3, 4])}, batch_size=1)
     tu.assign_non_tensor(data, calculate_entropy=with_entropy)
@@ -252,5 +257,5 @@ def test_the_reference_pass_of_lora_does_not_write_the_policys_columns(with_entr
     }
     with torch.no_grad():
         found = Engine()._chunked_outputs(SimpleNamespace(logits=torch.randn(1, 4, 7)), arguments, data)
-    ours = {engine.VOCAB_CENTRE, engine.NUCLEUS_ENTROPY}
+    ours = {"verl_entropy_vocab_centre", "verl_entropy_nucleus_entropy"}
     assert ours & set(found) == (ours if with_entropy else set())

@@ -118,7 +118,7 @@ def test_aem(seed, layout, temperature):
     episodes = make_episodes(seed)
     batch = lay_out(episodes, layout, shuffle=seed, padding=1)
     turns = batch.turns()
-    shaped = aem(torch.ones_like(batch.entropy), batch.garbage, turns, temperature=temperature)
+    shaped = aem(torch.ones_like(batch.entropy), turns, batch.garbage, temperature=temperature).advantages_RT
     expected = {}
     for group in {e.group for e in episodes}:
         own = [(e.group, e.key, i) for e in episodes if e.group == group for i in range(len(e.tokens))]

@@ -12,10 +12,10 @@ from math_batches import Batch, random_batch
 from torch.testing import assert_close
 
 from verl_entropy.diagnostics.predictors import clip_fractions
+from verl_entropy.methods.common.gspo import gspo
+from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm
 from verl_entropy.methods.losses.aepo import aepo as aepo_loss
-from verl_entropy.methods.losses.clip import ppo_clip
-from verl_entropy.methods.losses.gspo import gspo
 from verl_entropy.methods.losses.steer import steer
 from verl_entropy.methods.transforms.aepo import aepo
 from verl_entropy.methods.transforms.clip_b import clip_b

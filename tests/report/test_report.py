@@ -11,7 +11,7 @@ import pytest
 from synthetic_runs import HOSTILE, P, write_run
 
 from verl_entropy.cli import main
-from verl_entropy.config import registry
+from verl_entropy.methods import registry
 from verl_entropy.runs.report import advise, build_report, diff, figures
 from verl_entropy.runs.report.runs import ENTROPY, group, load
 from verl_entropy.runs.runfile import RunFileError, RunSettings, RunWriter
@@ -372,7 +372,7 @@ def test_a_calm_run_gets_no_advice(runs):
 
 
 def test_advice_names_what_exists(runs):
-    keys = {a.key for a in registry.ALGORITHMS}
+    keys = {a.key for a in registry.methods()}
     methods = [m for i in advise(runs["a"]).items for m in i.methods]
     assert methods and set(methods) <= keys
 

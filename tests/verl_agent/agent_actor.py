@@ -158,8 +158,8 @@ def actor_of(config, chosen, model, plain=False, reduce=average):
     if plain:
         return DataParallelPPOActor(actor, model, optimizer)
     head = None
-    if chosen.seal is not None:
-        head = OutsideHead(model.config.hidden_size, chosen.seal.settings, actor.optim, "cpu", reduce, actor.grad_clip)
+    if chosen.head is not None:
+        head = OutsideHead(model.config.hidden_size, chosen.head, actor.optim, "cpu", reduce, actor.grad_clip)
     return WatchedActor(actor, model, optimizer, plan=chosen, head=head)
 
 

@@ -8,10 +8,11 @@ import sys
 import torch
 from test_micro import INFO, mini_batch
 
-from verl_entropy.config.settings import Seal
+from verl_entropy.config.plan import Choice
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.verl_agent import micro, ranks, settings
 from verl_entropy.hosts.verl_agent.head import OutsideHead
+from verl_entropy.methods.heads.seal import SEAL, Seal
 
 OVERRIDES = ["actor_rollout_ref.actor.seal.dropout=0.0"]
 
@@ -23,12 +24,12 @@ def outcome(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     chosen = settings.prepare(agent_config(["seal", "epo"], OVERRIDES))
     columns, mask, values = mini_batch()
     cut = {k: v[rows] for k, v in columns.items() if not k.startswith("verl_entropy_num")}
-    cut.update(micro.count_columns(mask[rows], None, len(rows), ranks.total))
+    cut.update(micro.count_columns(mask[rows], {}, len(rows), ranks.total))
     entropy = values["entropy"][rows].clone().requires_grad_()
     hidden = torch.sin(torch.arange(4.0) + 10 * values["seal"].unsqueeze(-1))[rows][mask[rows]].requires_grad_()
-    head = OutsideHead(4, Seal(dropout=0.0), {"lr": 1e-2}, "cpu", ranks.average)
-    outputs = micro.model_output(None, head.logits(hidden), mask[rows])
-    ctx = micro.context(chosen, cut, mask[rows], entropy, outputs, INFO, ranks.world_size())
+    head = OutsideHead(4, Choice(SEAL, Seal(dropout=0.0)), {"lr": 1e-2}, "cpu", ranks.average)
+    outputs = micro.model_output(head.logits(hidden), mask[rows])
+    ctx = micro.context(chosen, cut, mask[rows], entropy, outputs, {}, INFO, ranks.world_size())
     value = sum(loss_side.extra_terms(ctx))
     value.backward()
     gradients = [ranks.average(p.grad.clone()) for p in head.module.parameters()]

@@ -7,10 +7,12 @@ import pytest
 import torch
 from agent_config import agent_config
 
-from verl_entropy.config.settings import ConfigError, Seal
+from verl_entropy.config.plan import Choice
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.verl_agent import micro, settings
 from verl_entropy.hosts.verl_agent.head import FILE, OutsideHead
+from verl_entropy.methods.heads.seal import SEAL, Seal
 
 ROWS, WIDTH = 8, 5
 
@@ -24,9 +26,10 @@ def mini_batch():
         "verl_entropy_label": (torch.rand(ROWS, generator=g) > 0.5).float(),
         "verl_entropy_token_weight": torch.rand(ROWS, WIDTH, generator=g) * mask,
         "verl_entropy_turn": torch.randint(3, (ROWS, WIDTH), generator=g).float(),
-        micro.PEAK: (torch.rand(ROWS, WIDTH, generator=g) > 0.5).float() * mask,
+        "verl_entropy_peak": (torch.rand(ROWS, WIDTH, generator=g) > 0.5).float() * mask,
     }
-    columns.update(micro.count_columns(mask, columns[micro.PEAK], ROWS, lambda x: x))
+    ours = {name: columns[f"verl_entropy_{name}"] for name in ("token_weight", "turn", "peak")}
+    columns.update(micro.count_columns(mask, ours, ROWS, lambda x: x))
     values = {name: torch.rand(ROWS, WIDTH, generator=g) for name in ("entropy", "nucleus", "seal")}
     return columns, mask, values
 
@@ -47,8 +50,9 @@ def gradient(presets, overrides, parts):
     for rows in parts:
         cut = {k: v[rows] for k, v in columns.items()}
         part_mask = mask[rows]
-        outputs = micro.model_output(leaves["nucleus"][rows], leaves["seal"][rows][part_mask], part_mask)
-        ctx = micro.context(chosen, cut, part_mask, leaves["entropy"][rows], outputs, INFO, dp_size=1)
+        outputs = micro.model_output(leaves["seal"][rows][part_mask], part_mask)
+        logits = {"nucleus_entropy": leaves["nucleus"][rows]}
+        ctx = micro.context(chosen, cut, part_mask, leaves["entropy"][rows], outputs, logits, INFO, dp_size=1)
         total = total + sum(loss_side.extra_terms(ctx))
     total.backward()
     return total.detach(), {k: v.grad for k, v in leaves.items() if v.grad is not None}
@@ -78,13 +82,15 @@ def test_terms_do_not_depend_on_the_split(presets, overrides):
 
 def test_counts_are_those_of_the_rows_own_mini_batch():
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 0, 0]])
-    columns = micro.count_columns(mask, None, 2, lambda x: 10 * x)
+    columns = micro.count_columns(mask, {"peak": mask * 2.0}, 2, lambda x: 10 * x)
     assert columns[micro.NUM_TOKENS].tolist() == [40, 40, 20, 20, 10]
     assert columns[micro.NUM_ROWS].tolist() == [20, 20, 10, 10, 10]
+    assert columns[micro.SUM_OF + "peak"].tolist() == [80, 80, 40, 40, 20]
+    assert columns[micro.ROWS_OF + "peak"].tolist() == [20, 20, 10, 10, 10]
 
 
 def head(layers=3, lr=1e-2):
-    return OutsideHead(4, Seal(layers=layers, dropout=0.0), {"lr": lr}, "cpu", lambda x: x)
+    return OutsideHead(4, Choice(SEAL, Seal(layers=layers, dropout=0.0)), {"lr": lr}, "cpu", lambda x: x)
 
 
 def train(head, steps, seed=0):

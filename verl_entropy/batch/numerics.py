@@ -147,7 +147,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         entropy_of = _entropy_as_verl if logits_NV.dtype == torch.float32 else _entropy
         with torch.autocast(logits_NV.device.type, enabled=False):
             for chunk in chunks(len(lse_N), rows):
-                z = scaled(logits_NV[chunk], temperature, chunk, dtype)
+                z = _from_the_maximum(scaled(logits_NV[chunk], temperature, chunk, dtype), logits_NV.dtype)
                 lse = torch.logsumexp(z, dim=-1)
                 label_logit = z.gather(-1, labels_N[chunk, None]).squeeze(-1)
                 banned = lse == -torch.inf  # every logit is -inf: no distribution
@@ -171,7 +171,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         grad_NV = torch.empty_like(logits_NV)
         with torch.autocast(logits_NV.device.type, enabled=False):
             for chunk in chunks(len(lse_N), ctx.rows):
-                z = scaled(logits_NV[chunk], temperature, chunk, lse_N.dtype)
+                z = _from_the_maximum(scaled(logits_NV[chunk], temperature, chunk, lse_N.dtype), logits_NV.dtype)
                 lse = lse_N[chunk, None]
                 log_p = z - lse.masked_fill(lse == -torch.inf, 0.0)
                 p = log_p.exp()
@@ -197,6 +197,14 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
     """-sum p log p: unlike lse - sum p z, its error does not grow with the size of the logits."""
     log_p = z - lse[:, None]
     return -log_p.exp().mul_(log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(dim=-1)
+
+
+def _from_the_maximum(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """z less each row's maximum: lse is then small, and its rounding does not grow with the logits. fp32 logits stay as in verl."""
+    if dtype == torch.float32 or not z.shape[-1]:
+        return z
+    top = z.amax(dim=-1, keepdim=True)
+    return z - top.masked_fill(top == -torch.inf, 0.0)
 
 
 def chunks(total: int, rows: int) -> Iterator[slice]:
@@ -293,21 +301,25 @@ def aggregate(
     num_rows: int | Tensor | None,
     dp_size: int = 1,
     weight: Tensor | None = None,
+    weight_sum: float | Tensor | None = None,
     scale_factor: float | None = None,
 ) -> Tensor:
     """The share of a micro-batch in the aggregate of the global mini-batch; all shares add up to it.
 
     The five modes of verl's ``agg_loss`` have its values for the same counts. ``nested-mean`` is the token mean under the weights
     of ``turns.nested_token_weight``: the mean over trajectories of turns of tokens (Eq. 4 of EPO, arXiv
-    2509.22576). Counts are never guessed from the micro-batch.
+    2509.22576), divided by the mini-batch's sum of weights: a constant keeps its value in every mini-batch. Counts are never guessed
+    from the micro-batch.
 
     Args:
         x_RT: per-token matrix; masked positions may hold anything and get no gradient.
-        num_tokens: trained tokens of the global mini-batch over all ranks (token-mean, nested-mean).
+        num_tokens: trained tokens of the global mini-batch over all ranks (token-mean; nested-mean without ``weight_sum``).
         num_rows: rows of the global mini-batch over all ranks that have a trained token (seq-mean-*). verl's trainer
             passes ppo_mini_batch_size * n to its own losses instead, whatever the rows are.
         dp_size: ranks whose gradients FSDP averages; the result is scaled by it.
-        weight: weight of each row (R,) or token (R, T); denominators stay as they are.
+        weight: weight of each row (R,) or token (R, T); denominators stay as they are, but for nested-mean.
+        weight_sum: sum of the token weights over the trained tokens of the global mini-batch, all ranks (nested-mean). None only where
+            the mini-batch is the whole batch that the weights are of: there the sum is ``num_tokens``.
         scale_factor: divisor of seq-mean-token-sum-norm, constant over the training.
 
     Returns:
@@ -324,6 +336,9 @@ def aggregate(
         x_RT = x_RT * torch.where(mask_RT, weight_RT.to(x_RT.dtype), 0.0)
     if mode == "token-sum":
         return x_RT.sum() * dp_size
+    if mode == "nested-mean" and weight_sum is not None:
+        total = torch.as_tensor(weight_sum, dtype=x_RT.dtype, device=x_RT.device)
+        return x_RT.sum() / torch.where(total > 0, total, 1.0) * dp_size
     if mode in ("token-mean", "nested-mean"):
         return x_RT.sum() / _count(num_tokens, "num_tokens", mode) * dp_size
     rows_R = x_RT.sum(-1)

@@ -16,24 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.commands.output import WIDTH, fill, json_option, labelled, print_json
-from verl_entropy.config import presets, registry
+from verl_entropy.config import presets
 from verl_entropy.config import settings as config
-
-ALSO = {
-    "verl_entropy.methods.transforms.aem.aem": "aem_weights",
-    "verl_entropy.methods.regularizers.epo.epo_regularizer": "epo_beta",
-}
-"""Functions whose equation belongs to that of another one of the same module."""
-
-NEEDS = {
-    "entropy": "entropy of the old-log-prob pass, which verl runs anyway (not with rollout_correction.bypass_mode)",
-    "group": "several rollouts per prompt (actor_rollout_ref.rollout.n >= 2)",
-    "anchor": "the observation of each turn (our agent loops give it)",
-    "grad_entropy": "entropy with gradient (sets actor.calculate_entropy)",
-    "logits": "this package's log-prob pass over the logits (no fused kernels, log_probs not verl)",
-    "vocab_centre": "one more reduction in that pass",
-    "nucleus": "a sort of the vocabulary in that pass",
-}
+from verl_entropy.methods import registry
+from verl_entropy.methods.method import NEEDS, Method
 
 COMBINES = {
     "estimator": "any transforms, policy loss, regularizer and head; one estimator per run",
@@ -52,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    entries = [a for a in registry.ALGORITHMS if a.name == args.name]
+    entries = [registry.find(args.name)] if registry.is_reference(args.name) else registry.methods(name=args.name)
     if entries:
         found = [describe(a) for a in entries]
         text = "\n\n".join(_render(d) for d in found)
@@ -69,21 +55,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unknown(name: str) -> str:
-    known = sorted({a.name for a in registry.ALGORITHMS} | set(presets.preset_names()))
+    known = sorted({m.name for m in registry.methods()} | set(presets.preset_names()))
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return f"no algorithm or preset {name!r}.{hint} Known: {', '.join(known)}."
 
 
-def describe(a: registry.Algorithm) -> dict[str, Any]:
+def describe(a: Method) -> dict[str, Any]:
     """Everything that is known about an algorithm, as plain values."""
     defaults = a.settings()
-    others = [(o.name, reason) for o in registry.ALGORITHMS for name, reason in o.conflicts if name == a.name]
+    others = [(o.name, reason) for o in registry.methods() for name, reason in o.conflicts.items() if name == a.name]
     return {
         "name": a.name,
         "kind": a.kind,
         "summary": a.summary,
-        "equation": equation(a.function),
+        "equation": [line for function in (a.function, *a.equations) for line in equation(function)],
         "source": a.source,
         "when": a.when,
         "cost": a.cost,
@@ -95,9 +81,11 @@ def describe(a: registry.Algorithm) -> dict[str, Any]:
             for f in a.settings.__dataclass_fields__.values()
         ],
         "needs": [NEEDS[n] for n in NEEDS if n in a.needs],
-        "state": a.state,
-        "combines": COMBINES[a.kind].format(order=a.order),
-        "refused_with": dict((*a.conflicts, *others)),
+        "state": a.state is not None,
+        "origin": a.origin,
+        "metrics": {f"verl_entropy/{a.name}/{name}": f"{m.formula} [{m.unit}]" for name, m in a.metrics.items()},
+        "combines": COMBINES[a.kind].format(order=getattr(a, "order", "")),
+        "refused_with": dict((*a.conflicts.items(), *others)),
         "function": a.function,
     }
 
@@ -121,10 +109,7 @@ def equation(function: str) -> list[str]:
     """The indented blocks before the sections of the function's docstring; its first line where there is none."""
     doc = re.split(r"\n(?:Args|Returns|Raises):", _docstring(function))[0]
     blocks = [line[4:].rstrip() for line in doc.splitlines() if line.startswith("    ")]
-    lines = blocks or [doc.splitlines()[0]]
-    if function in ALSO:
-        lines += equation(function.rpartition(".")[0] + "." + ALSO[function])
-    return lines
+    return blocks or [doc.splitlines()[0]]
 
 
 def _formula(line: str) -> str:

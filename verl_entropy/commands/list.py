@@ -8,7 +8,8 @@ from typing import Any
 
 from verl_entropy import __version__
 from verl_entropy.commands.output import fill, json_option, labelled, print_json
-from verl_entropy.config import presets, registry
+from verl_entropy.config import presets
+from verl_entropy.methods import registry
 
 TITLES = {
     "estimator": "advantage estimators",
@@ -21,12 +22,12 @@ TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", choices=registry.KINDS, metavar="KIND", help=f"only this kind: {', '.join(registry.KINDS)}")
+    parser.add_argument("--kind", choices=registry.FOLDERS, metavar="KIND", help=f"only this kind: {', '.join(registry.FOLDERS)}")
     json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    kinds = [args.kind] if args.kind else list(registry.KINDS)
+    kinds = [args.kind] if args.kind else list(registry.FOLDERS)
     if args.json:
         print_json(_as_dict(kinds))
     else:
@@ -35,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_dict(kinds: list[str]) -> dict[str, Any]:
-    fields = ("name", "kind", "summary", "when", "cost", "source", "key", "path")
-    algorithms = [{f: getattr(a, f) for f in fields} for kind in kinds for a in registry.ALGORITHMS if a.kind == kind]
+    fields = ("name", "kind", "summary", "when", "cost", "source", "key", "path", "origin")
+    methods = [{f: getattr(m, f) for f in fields} for kind in kinds for m in registry.methods(kind)]
     return {
         "version": __version__,
-        "algorithms": algorithms,
+        "algorithms": methods,
         "presets": {name: presets.summary(name) for name in presets.preset_names()},
     }
 
@@ -48,8 +49,9 @@ def _render(kinds: list[str]) -> str:
     lines = [f"verl-entropy {__version__}", ""]
     for kind in kinds:
         lines.append(TITLES[kind])
-        for a in sorted((a for a in registry.ALGORITHMS if a.kind == kind), key=lambda a: a.order):
-            lines += [labelled(a.name, f"{a.summary} [{a.source}]", column=19), labelled("", a.key, column=19)]
+        for m in registry.methods(kind):
+            origin = "" if m.origin == "verl_entropy" else f", from {m.origin}"
+            lines += [labelled(m.name, f"{m.summary} [{m.source}{origin}]", column=19), labelled("", m.key, column=19)]
         lines.append("")
     lines.append("presets (a paper's settings; several: +entropy=[gigpo,aem,seal])")
     lines += [fill(", ".join(presets.preset_names()), "  ", "  "), ""]

@@ -7,7 +7,7 @@ import argparse
 
 from verl_entropy import cli
 from verl_entropy.commands.output import markdown_table
-from verl_entropy.config import registry
+from verl_entropy.methods import registry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,7 @@ def run(args: argparse.Namespace) -> int:
 
 def algorithms() -> str:
     """One row per algorithm."""
-    ordered = (a for kind in registry.KINDS for a in registry.ALGORITHMS if a.kind == kind)
-    rows = [(f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source) for a in ordered]
+    rows = [(f"`{a.name}`", a.kind, a.summary, a.when, a.cost, f"`{a.key}`", a.source) for a in registry.methods()]
     return markdown_table(("algorithm", "kind", "what it does", "when to use it", "cost", "key", "source"), rows)
 
 

@@ -57,10 +57,11 @@ def estimate(found: Any, model: memory.Size) -> dict[str, Any]:
     from verl_entropy.hosts.verl_v1.resolved import has_flash
 
     plan = found.plan
-    layers = plan.seal.settings.layers if plan.seal else 0
+    layers = getattr(plan.head.settings, "layers", 0) if plan.head else 0
+    chunks = {f"{c.name}: {c.method.logits_bytes[1]}": c.method.logits_bytes[0] for c in plan.choices if c.method.logits_bytes}
     live = plan.diagnostics
     sampled = live.sample_trajectories * live.sample_tokens if plan.active and live.enabled and live.costly_every else 0
-    return memory.estimate(found.raw, model, plan.entropy.log_probs, has_flash(), plan.needs, layers, sampled)
+    return memory.estimate(found.raw, model, plan.entropy.log_probs, has_flash(), chunks, layers, sampled)
 
 
 def render(found: Any, needed: dict[str, Any] | None, path: str | None) -> str:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_entropy.config import registry
 from verl_entropy.config import settings as config
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
+from verl_entropy.methods import registry
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
@@ -37,20 +37,20 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts)."""
-    return bool(plan.seal or plan.regularizer or plan.loss or plan.clip or plan.entropy.log_probs != "verl")
+    return bool(plan.head or plan.regularizer or plan.loss or plan.clip or plan.entropy.log_probs != "verl")
 
 
 def _check_presets(plan: Plan) -> None:
     taken: dict[str, str] = {}
     for name in plan.entropy.presets:
-        kinds = [a.kind for a in registry.ALGORITHMS if a.name == name and a.kind != "transform"]
+        kinds = [m.kind for m in registry.methods(name=name) if m.kind != "transform"]
         for kind in kinds:
             if kind in taken:
                 raise ConfigError(f"+entropy=[{taken[kind]},{name}]: both set the {kind}, and a run has one. Choose one of them.")
             taken[kind] = name
     chosen = {c.name for c in plan.choices}
     for choice in plan.choices:
-        for other, reason in choice.algorithm.conflicts:
+        for other, reason in choice.method.conflicts.items():
             if other in chosen:
                 raise ConfigError(f"{choice.name} with {other}: {reason}.")
 
@@ -79,7 +79,7 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
 
 def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:
     bypass = lookup(raw, "algorithm.rollout_correction.bypass_mode", False)
-    entropy_users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
+    entropy_users = [c.name for c in plan.choices if "entropy" in c.method.needs]
     if bypass and entropy_users:
         raise ConfigError(
             f"algorithm.rollout_correction.bypass_mode=True skips the old-log-prob pass, whose entropy {', '.join(entropy_users)} "
@@ -91,7 +91,7 @@ def _check_advantages(plan: Plan, raw: Mapping[str, Any]) -> None:
 def check_group_size(plan: Plan, raw: Mapping[str, Any], key: str, bases: Sequence[str], group: str) -> None:
     """Refuse one rollout per ``group`` where the base, if it is of ``bases``, or a method compares several."""
     n = int(lookup(raw, key, 1))
-    users = [c.name for c in plan.choices if "group" in c.algorithm.needs]
+    users = [c.name for c in plan.choices if "group" in c.method.needs]
     if plan.base in bases and plan.base not in users:
         users.append(plan.base)
     if n < 2 and users:
@@ -109,7 +109,7 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
             "the entropy term, and two would add up. Set actor_rollout_ref.actor.entropy_coeff=0."
         )
     if plan.entropy.log_probs == "verl" and "logits" in plan.needs:
-        users = [c.name for c in plan.choices if "logits" in c.algorithm.needs]
+        users = [c.name for c in plan.choices if "logits" in c.method.needs]
         raise ConfigError(
             f"{config.ALGORITHM_PATH}.log_probs=verl: {', '.join(users)} reads the logits in our pass. "
             f"Set {config.ALGORITHM_PATH}.log_probs=auto."
@@ -125,7 +125,7 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
             f"{config.ALGORITHM_PATH}.log_probs=chunked: the fused head of actor_rollout_ref.model.use_fused_kernels=True gives no "
             "logits to it. Set one of them otherwise."
         )
-    needs_logits = plan.seal is not None or "grad_entropy" in plan.needs or "logits" in plan.needs
+    needs_logits = bool({"hidden", "grad_entropy", "logits"} & plan.needs)
     if fused and needs_logits:
         raise ConfigError(
             "actor_rollout_ref.model.use_fused_kernels=True: the fused head returns bf16 entropy and no logits or hidden "
@@ -134,18 +134,18 @@ def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
 
 
 def _check_head(plan: Plan, raw: Mapping[str, Any]) -> None:
-    if plan.seal is None:
+    if plan.head is None:
         return
     rank = _lora_rank(raw)
     if rank > 0:
         raise ConfigError(
-            f"actor_rollout_ref.model.lora_rank={rank}: the SEAL head is not trained under LoRA yet (the adapter owns which "
+            f"actor_rollout_ref.model.lora_rank={rank}: the head is not trained under LoRA yet (the adapter owns which "
             "parameters train and which are saved). Set actor_rollout_ref.model.lora_rank=0, or leave the head out."
         )
     sp = sequence_parallel(raw)
     if sp > 1:
         raise ConfigError(
-            f"ulysses_sequence_parallel_size={sp}: the SEAL head reads whole sequences, and a shard has a part. Set it to 1."
+            f"ulysses_sequence_parallel_size={sp}: the head reads whole sequences, and a shard has a part. Set it to 1."
         )
 
 
@@ -162,33 +162,18 @@ def _check_diagnostics(plan: Plan, raw: Mapping[str, Any]) -> None:
         )
 
 
-BOUNDED = {
-    "repo_r": ("zeta", "zeta_min", "zeta_max"),
-    "repo_d": ("zeta", "zeta_min", "zeta_max"),
-    "entropy_bonus": ("coef", "coef_min", "coef_max"),
-    "adapo": ("eps_high", "eps_min", "eps_max"),
-}
-"""Settings that a controller moves, and their bounds."""
-ORDERED = {
-    "entrocraft": (("start_low", "start_high"), ("end_low", "end_high")),
-    "entrocraft_switch": (("start_low", "start_high"), ("end_low", "end_high")),
-    "epo": (("kappa_low", "kappa_high"),),
-}
-"""Lower and upper edges."""
-
-
 def _check_bounds(plan: Plan) -> None:
     """Settings that must fit each other."""
     for choice in plan.choices:
-        s, path = choice.settings, choice.algorithm.path
-        for low, high in ORDERED.get(choice.name, ()):
+        s, path = choice.settings, choice.method.path
+        for low, high in choice.method.ordered:
             if getattr(s, low) > getattr(s, high):
                 raise ConfigError(
                     f"{path}.{low}={getattr(s, low)}: above {high}={getattr(s, high)}. Set {low} to at most {high}."
                 )
-        if choice.name not in BOUNDED or not getattr(s, "adaptive", True):
+        if choice.method.bounded is None or not getattr(s, "adaptive", True):
             continue
-        name, low, high = BOUNDED[choice.name]
+        name, low, high = choice.method.bounded
         if not getattr(s, low) <= getattr(s, name) <= getattr(s, high):
             raise ConfigError(
                 f"{path}.{name}={getattr(s, name)}: it is moved between {low}={getattr(s, low)} and {high}={getattr(s, high)}, and must "

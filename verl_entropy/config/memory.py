@@ -32,7 +32,6 @@ FUSED_ROWS, FUSED_BUFFERS = 512, 7
 """verl's FusedLinearForPPO: rows of a chunk and fp32 buffers of it."""
 TRITON_BLOCK, TRITON_COLUMNS = 1024, 9504
 """verl's triton linear_cross_entropy: vocabulary per block of the forward, columns of the buffer of the backward."""
-NUCLEUS_BYTES, CENTRE_BYTES = 6 * 128 * 4, 3 * 256 * 4
 """Per word of the vocabulary, transient: siren's sort of a chunk of 128 tokens, clip_v's reduction of one of 256."""
 SAMPLE_BYTES = 10
 """Per cell of the tokens that the diagnostics sample (``diagnostics.sample_tokens`` of ``sample_trajectories``)."""
@@ -245,7 +244,7 @@ def estimate(
     size: Size,
     log_probs: str = "auto",
     has_flash: bool = True,
-    needs: frozenset[str] = frozenset(),
+    chunks: Mapping[str, int] | None = None,
     head_layers: int = 0,
     sampled: int = 0,
 ) -> dict[str, Any]:
@@ -261,8 +260,7 @@ def estimate(
         logits = 0 if chosen in WITHOUT_LOGITS else batch.logit_bytes * cells
         result[name] = {**asdict(batch), "logits": logits, **costs[chosen], "paths": costs}
     extras = {
-        "siren: nucleus of a chunk": NUCLEUS_BYTES * size.vocab * ("nucleus" in needs),
-        "clip_v: expectation of a chunk": CENTRE_BYTES * size.vocab * ("vocab_centre" in needs),
+        **{what: number * size.vocab for what, number in (chunks or {}).items()},
         f"diagnostics: gradients of {sampled} sampled tokens": SAMPLE_BYTES * size.vocab * sampled,
         "SEAL head: weights, gradient and Adam, before sharding": head_bytes(size.hidden, head_layers) if head_layers else 0,
     }

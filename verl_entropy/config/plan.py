@@ -10,23 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_entropy.config import registry
 from verl_entropy.config import settings as config
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.diagnostics.settings import Live, read_live
+from verl_entropy.methods import registry
+from verl_entropy.methods.method import Method
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen algorithm and its settings."""
+    """A chosen method and its settings."""
 
-    algorithm: registry.Algorithm
+    method: Method
     settings: Any
 
     @property
     def name(self) -> str:
-        return self.algorithm.name
+        return self.method.name
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Plan:
     loss: Choice | None
     clip: Choice | None
     regularizer: Choice | None
-    seal: Choice | None
+    head: Choice | None
     unused: tuple[str, ...] = ()
     """Sections that are set although their method is not chosen."""
     diagnostics: Live = Live()
@@ -51,17 +52,22 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        single = (self.estimator, self.loss, self.clip, self.regularizer, self.seal)
+        single = (self.estimator, self.loss, self.clip, self.regularizer, self.head)
         return tuple(c for c in single if c is not None) + self.transforms
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset().union(*(c.algorithm.needs for c in self.choices)) if self.choices else frozenset()
+        return frozenset().union(*(c.method.needs for c in self.choices)) if self.choices else frozenset()
+
+    @property
+    def success_threshold(self) -> float:
+        """A trajectory without a success flag counts as correct if its score is above this."""
+        return float(getattr(self.head.settings, "success_threshold", 0.0)) if self.head else 0.0
 
     @property
     def stateful(self) -> list[str]:
-        """Names of the chosen algorithms that keep state between steps."""
-        return [c.name for c in self.choices if c.algorithm.state]
+        """Names of the chosen methods that keep state between steps."""
+        return [c.name for c in self.choices if c.method.state is not None]
 
     @property
     def active(self) -> bool:
@@ -81,9 +87,9 @@ class Plan:
         lines = [f"advantages: {chain}", f"policy loss: {self.loss_mode}"]
         lines.append(f"clip controller: {self.clip.name if self.clip else 'none'}")
         lines.append(f"regularizer: {self.regularizer.name if self.regularizer else 'none'}")
-        lines.append(f"head: {'seal, alpha ' + str(self.seal.settings.alpha) if self.seal else 'none'}")
+        lines.append(f"head: {_head(self.head)}")
         lines.append(f"diagnostics: {_diagnostics(self.diagnostics)}")
-        lines += [f"{c.algorithm.path}: {c.settings}" for c in self.choices]
+        lines += [f"{c.method.path}: {c.settings}" for c in self.choices]
         lines += [f"note: {path} is set, but that method is not chosen" for path in self.unused]
         return lines
 
@@ -106,9 +112,16 @@ def _section(node: Any, path: str) -> Mapping[str, Any]:
     return node
 
 
-def _choose(kind: str, name: str, sections: Mapping[str, Any]) -> Choice:
-    algorithm = registry.get(kind, name)
-    return Choice(algorithm, config.parse(algorithm.settings, _section(sections.get(name), algorithm.path), algorithm.path))
+def _head(choice: Choice | None) -> str:
+    if choice is None:
+        return "none"
+    weight = getattr(choice.method, "weight", None)
+    return choice.name + (f", {weight} {getattr(choice.settings, weight)}" if weight else "")
+
+
+def _choose(kind: str, word: str, sections: Mapping[str, Any]) -> Choice:
+    method = registry.get(kind, word)
+    return Choice(method, config.parse(method.settings, _section(sections.get(method.name), method.path), method.path))
 
 
 def _check_sections(sections: Mapping[str, Any], known: set[str], path: str) -> None:
@@ -124,20 +137,42 @@ def _transform_names(entropy: config.Entropy) -> list[str]:
         if twice:
             raise ConfigError(f"{config.ALGORITHM_PATH}.transforms: {', '.join(twice)} is listed twice; list it once.")
         return listed
-    chosen = [registry.get("transform", n) for n in entropy.presets if n in registry.names("transform")]
-    return [a.name for a in sorted(chosen, key=lambda a: a.order)]
+    return [m.name for m in registry.methods("transform") if m.name in entropy.presets]
 
 
 def _unused(sections: Mapping[str, Any], kinds: tuple[str, ...], chosen: set[str]) -> list[str]:
     """Paths of sections of methods that are not chosen; their values are checked all the same."""
     paths = []
-    for algorithm in registry.ALGORITHMS:
-        if algorithm.kind in kinds and algorithm.name in sections and algorithm.name not in chosen:
-            section = _section(sections[algorithm.name], algorithm.path)
-            config.parse(algorithm.settings, section, algorithm.path)
+    for method in registry.methods():
+        if method.kind in kinds and method.name in sections and method.name not in chosen:
+            section = _section(sections[method.name], method.path)
+            config.parse(method.settings, section, method.path)
             if section:
-                paths.append(algorithm.path)
+                paths.append(method.path)
     return paths
+
+
+def _ours(kind: str, word: str) -> bool:
+    """Whether ``word`` chooses a method of this registry on an axis that verl's own names share."""
+    return word in registry.names(kind) or registry.is_reference(word)
+
+
+def _chosen_head(actor: Mapping[str, Any]) -> Choice | None:
+    """The head that ``head`` names, or whose section is given; None where its weight is 0: it trains nothing, and the run is the one
+    without it, bit for bit."""
+    given = [m.name for m in registry.methods("head") if actor.get(m.name) is not None]
+    word = actor.get("head") or (given[0] if given else None)
+    if word is None:
+        return None
+    choice = _choose("head", str(word), actor)
+    others = [name for name in given if name != choice.name]
+    if others:
+        raise ConfigError(
+            f"{config.ACTOR_PATH}.{others[0]}: a run has one head, and {choice.name} is chosen. Remove that section, or set "
+            f"{config.ACTOR_PATH}.head={others[0]}."
+        )
+    weight = getattr(choice.method, "weight", None)
+    return choice if weight is None or getattr(choice.settings, weight) > 0 else None
 
 
 def read(raw: Mapping[str, Any]) -> Plan:
@@ -146,41 +181,41 @@ def read(raw: Mapping[str, Any]) -> Plan:
     actor = _section(_section(raw.get("actor_rollout_ref"), "actor_rollout_ref").get("actor"), "actor")
     ours = dict(_section(algorithm.get("entropy"), config.ALGORITHM_PATH))
     shared_keys = set(config.Entropy.__dataclass_fields__)
-    method_keys = set(registry.names("estimator")) | set(registry.names("transform"))
-    _check_sections(ours, shared_keys | method_keys | {"diagnostics"}, config.ALGORITHM_PATH)
     entropy = config.parse(config.Entropy, {k: v for k, v in ours.items() if k in shared_keys}, config.ALGORITHM_PATH)
     loss_section = _section(actor.get("policy_loss"), config.POLICY_LOSS_PATH)
     base = str(algorithm.get("adv_estimator"))
-    transforms = _transform_names(entropy)
-    if base in registry.names("transform"):
+    words = _transform_names(entropy)
+    if base in registry.names("transform") or (registry.is_reference(base) and registry.find(base).kind == "transform"):
         # A transform given as the estimator: its base is a setting, and it comes first unless it is listed.
-        transforms = transforms if base in transforms else [base, *transforms]
+        words = words if base in words else [base, *words]
         base = entropy.base
+    transforms = tuple(_choose("transform", word, ours) for word in words)
+    estimator = _choose("estimator", base, ours) if _ours("estimator", base) else None
     loss_mode = str(loss_section.get("loss_mode", "vanilla"))
     clip = loss_section.get("clip_controller")
     if loss_mode in registry.names("clip"):
         clip = loss_mode
         loss_mode = _choose("clip", clip, loss_section).settings.loss
+    loss = _choose("loss", loss_mode, loss_section) if _ours("loss", loss_mode) else None
+    clip_choice = None if clip is None else _choose("clip", str(clip), loss_section)
     regularizer = loss_section.get("regularizer")
-    seal = actor.get("seal")
-    seal_choice = None
-    if seal is not None:
-        head = registry.get("head", "seal")
-        settings = config.parse(config.Seal, _section(seal, config.SEAL_PATH), config.SEAL_PATH)
-        # A head of weight 0 trains nothing: it is left out, and the run is the one without it, bit for bit.
-        seal_choice = Choice(head, settings) if settings.alpha > 0 else None
-    unused = _unused(ours, ("estimator", "transform"), {base, *transforms})
-    unused += _unused(loss_section, ("loss", "clip", "regularizer"), {loss_mode, str(clip), str(regularizer)})
+    regularizer_choice = None if regularizer is None else _choose("regularizer", str(regularizer), loss_section)
+    advantage_side = {c.name for c in (estimator, *transforms) if c is not None}
+    loss_side = {c.name for c in (loss, clip_choice, regularizer_choice) if c is not None}
+    known = {m.name for kind in ("estimator", "transform") for m in registry.methods(kind)} | advantage_side
+    _check_sections(ours, shared_keys | known | {"diagnostics"}, config.ALGORITHM_PATH)
+    unused = _unused(ours, ("estimator", "transform"), advantage_side)
+    unused += _unused(loss_section, ("loss", "clip", "regularizer"), loss_side)
     return Plan(
         entropy=entropy,
         base=base,
-        estimator=_choose("estimator", base, ours) if base in registry.names("estimator") else None,
-        transforms=tuple(_choose("transform", n, ours) for n in transforms),
+        estimator=estimator,
+        transforms=transforms,
         loss_mode=loss_mode,
-        loss=_choose("loss", loss_mode, loss_section) if loss_mode in registry.names("loss") else None,
-        clip=_choose("clip", str(clip), loss_section) if clip is not None else None,
-        regularizer=_choose("regularizer", str(regularizer), loss_section) if regularizer is not None else None,
-        seal=seal_choice,
+        loss=loss,
+        clip=clip_choice,
+        regularizer=regularizer_choice,
+        head=_chosen_head(actor),
         unused=tuple(unused),
         diagnostics=read_live(_section(ours.get("diagnostics"), DIAGNOSTICS_PATH)),
         diagnosed=ours.get("diagnostics") is not None,

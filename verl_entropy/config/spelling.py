@@ -12,7 +12,7 @@ from verl_entropy.config.settings import ConfigError
 OUR_KEYS = {
     "": ("entropy",),
     "algorithm": ("entropy",),
-    "actor_rollout_ref.actor": ("seal",),
+    "actor_rollout_ref.actor": ("seal", "head"),
     "actor_rollout_ref.actor.policy_loss": ("regularizer", "clip_controller"),
 }
 """Keys of ours by section; ``+entropy=`` at the top is the group of presets."""

@@ -6,6 +6,7 @@ Works on plain mappings; imports neither torch nor verl. A key that is absent or
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -24,8 +25,6 @@ AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env")
 RESUME_MODES = ("auto", "disable", "resume_path")
 HIGH_LR, LORA_FACTOR = 1e-3, 10
 """Learning rates of RL on language models lie between 1e-7 and 1e-5, ten times that with LoRA; a hundred times more is a slip."""
-HIGH_ALPHA = 1.0
-"""The papers' ``seal.alpha`` is .02; above 1 the head's loss outweighs the policy's."""
 HIGH_COEFF = 0.1
 """Of an entropy bonus per nat; the papers use .001 to .01."""
 
@@ -236,13 +235,13 @@ def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
 
 def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     names = {choice.name for choice in plan.choices}
-    if {"clip_b", "clip_v"} <= names:
-        yield (
-            "clip_b with clip_v: two forms of one clip (centred on the batch, and on the policy); each drops tokens of its own, and a "
-            "run loses both. Choose one."
-        )
-    if plan.seal is not None and plan.seal.settings.alpha > HIGH_ALPHA:
-        yield f"{plan.seal.algorithm.path}.alpha={plan.seal.settings.alpha:g}: outweighs the policy's loss. The paper's: 0.02."
+    for choice in plan.choices:
+        for other in names & set(choice.method.doubtful_with):
+            yield f"{choice.name} with {other}: {choice.method.doubtful_with[other]}"
+        for f in dataclasses.fields(choice.method.settings):
+            value, usual = getattr(choice.settings, f.name), f.metadata.get("usual")
+            if usual is not None and value is not None and value > usual:
+                yield f"{choice.method.path}.{f.name}={value:g}: outweighs the policy's loss. The paper's: {f.default:g}."
     if "entrocraft_switch" in names:
         win = _number(raw, "data.env.kwargs.win_reward")
         penalty = _number(raw, "data.env.invalid_action_penalty") or 0.0

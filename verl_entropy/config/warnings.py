@@ -13,9 +13,6 @@ from verl_entropy.config import memory, startup
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import lookup
 
-CONTROLS = ("repo_r", "repo_d", "adapo", "entrocraft", "entrocraft_switch")
-"""Methods that steer entropy to a target or range of their own."""
-
 
 def _precision(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     actor = "actor_rollout_ref.actor"
@@ -59,7 +56,7 @@ def _memory(plan: Plan, raw: Mapping[str, Any], has_flash: bool) -> Iterator[str
 def _meaning(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     actor = lookup(raw, "actor_rollout_ref.actor", {})
     coeff = float(actor.get("entropy_coeff") or 0.0)
-    controls = [c.name for c in plan.choices if c.name in CONTROLS]
+    controls = [c.name for c in plan.choices if c.method.steers]
     if coeff != 0.0 and controls:
         yield (
             f"actor_rollout_ref.actor.entropy_coeff={coeff}: verl's own bonus pushes beside {', '.join(controls)}, which steers "
@@ -75,8 +72,7 @@ def _meaning(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     epochs = int(actor.get("ppo_epochs") or 1)
     if epochs > 1 and "entropy" in plan.needs:
         yield f"actor.ppo_epochs={epochs}: entropies of the old-log-prob pass are reused in every epoch, further off each time."
-    regularized = [plan.regularizer.name] if plan.regularizer else []
-    steered = [c.name for c in plan.choices if c.algorithm.state and c.name in (*CONTROLS, *regularized)]
+    steered = [c.name for c in plan.choices if c.method.state is not None and (c.method.steers or c is plan.regularizer)]
     if len(steered) > 1:
         yield f"{', '.join(steered)} each steer entropy by a history of their own; check that their targets agree."
 
@@ -87,9 +83,10 @@ def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     mode = lookup(raw, "trainer.v1.trainer_mode")
     if mode == "separate_async" and plan.active:
         yield "trainer.v1.trainer_mode=separate_async: the same code path as the other modes, but not run in this package's tests."
-    if plan.base == "gigpo" and lookup(raw, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent":
+    anchored = [c.name for c in plan.choices if "anchor" in c.method.needs]
+    if anchored and lookup(raw, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent":
         yield (
-            "gigpo compares turns by their observations, and rollout.agent.default_agent_loop=single_turn_agent gives none: unless the "
+            f"{anchored[0]} compares turns by their observations, and rollout.agent.default_agent_loop=single_turn_agent gives none: unless the "
             "data set names another loop, the first step fails. Set default_agent_loop=stepwise_env (or span_env) and +data.env.name."
         )
     if not plan.active:

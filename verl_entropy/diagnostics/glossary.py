@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verl_entropy.methods import registry
+
 PREFIX = "verl_entropy/"
 
 
@@ -66,57 +68,6 @@ _SAMPLED = {
     "interference/drift_negative": ("its part from negative advantages; falling: they push harder", "nats per unit of step"),
     "interference/cosine": ("mean cosine of the output-layer gradients of two trajectories of a prompt group", "cosine"),
 }
-_METHODS = {
-    "gigpo/anchor_groups": ("groups of turns that act on the same observation of a prompt", "groups", "GiGPO, arXiv 2505.10978"),
-    "gigpo/anchor_group_size": ("turns per anchor group", "turns", "GiGPO"),
-    "gigpo/turns_alone_in_anchor_group": ("share of turns whose observation no other rollout shares", "share", "GiGPO"),
-    "gigpo/step_return": ("mean discounted return of a turn", "reward", "GiGPO, Eq. 5"),
-    "gigpo/episode_advantage_abs": ("mean size of the episode advantage", "advantage", "GiGPO, Eq. 3"),
-    "gigpo/step_advantage_abs": ("mean size of the step advantage", "advantage", "GiGPO, Eq. 7"),
-    "loop/advantage_abs": ("mean size of the advantage", "advantage", "RLOO, REPO paper sec. 2"),
-    "group_norm/advantage_abs": ("mean size of the advantage", "advantage", "GRPO, arXiv 2402.03300"),
-    "group_norm/zero_groups": ("share of groups without any advantage", "share", "GRPO"),
-    "group_norm/singleton_groups": ("share of groups with one trajectory", "share", "GRPO"),
-    "aepo/entropy_mean": ("mean token entropy that the advantages are standardised by", "nats", "AEPO, arXiv 2510.14545"),
-    "aepo/entropy_std": ("its standard deviation", "nats", "AEPO"),
-    "aepo/clipfrac_high": ("share of tokens clipped above by the loss", "share", "AEPO"),
-    "aepo/clipfrac_low": ("share of tokens clipped below", "share", "AEPO"),
-    "aepo/clipfrac_dual": ("share of tokens at the dual clip", "share", "AEPO"),
-    "aepo/ppo_kl": ("mean log pi_old - log pi", "nats", "AEPO"),
-    "ea/alpha": ("weight of the entropy", "number", "arXiv 2506.14758"),
-    "entrocraft_switch/side": ("1: entropy above the range, -1: below, 0: inside", "sign", "arXiv 2604.26326"),
-    "repo_r/zeta": ("coefficient zeta", "number", "REPO paper, sec. 4"),
-    "repo_d/zeta": ("coefficient zeta", "number", "REPO paper, sec. 4"),
-    "repo_d/beta": ("zeta E[A L pi]", "number", "REPO paper, sec. 4"),
-    "repo_d/predicted_entropy_change": (
-        "-mean(A L pi) of the advantages before the transform",
-        "nats per unit of step",
-        "Cor. 1",
-    ),
-    "adapo/eps_high": ("upper clip bound", "number", "REPO paper, App. B"),
-    "entropy_bonus/coef": ("weight of the entropy", "number", "REPO paper, baselines"),
-    "entropy_bonus/entropy": ("mean entropy during the update", "nats", "ours"),
-    "epo/beta": ("weight of the smoothing penalty", "number", "EPO, Eq. 7"),
-    "epo/entropy_coeff": ("weight of the entropy term", "number", "EPO, Eq. 6"),
-    "epo/corridor_low": ("lower edge of the corridor", "nats", "EPO, Eq. 5"),
-    "epo/corridor_high": ("upper edge of the corridor", "nats", "EPO, Eq. 5"),
-    "epo/entropy": ("mean entropy during the update", "nats", "EPO"),
-    "epo/penalty": ("mean penalty outside the corridor", "nats", "EPO, Eq. 5"),
-    "epo/outside": ("share of tokens outside the corridor", "share", "EPO, Eq. 5"),
-    "siren/hbar": ("mean nucleus entropy of the peaks", "nats", "SIREN"),
-    "siren/anchor": ("entropy that is held", "nats", "SIREN"),
-    "siren/loss": ("(hbar - anchor)^2, weighted", "loss", "SIREN"),
-    "seal/loss": ("binary cross-entropy of the head", "nats", "SEAL, Eq. 3"),
-    "seal/accuracy": ("share of tokens whose trajectory the head judges right", "share", "SEAL"),
-    "seal/probability": ("mean probability of success that the head gives", "share", "SEAL"),
-    "seal/label": ("share of tokens of correct trajectories", "share", "SEAL"),
-    "steer/steer_weight": ("mean weight of a token", "number", "arXiv 2510.10150"),
-    "steer/steer_omega": ("mean size of the predicted change of entropy", "nats per unit of step", "arXiv 2510.10150"),
-    "steer/clipfrac_high": ("share of tokens clipped above by the loss", "share", "arXiv 2510.10150"),
-    "steer/clipfrac_low": ("share of tokens clipped below", "share", "arXiv 2510.10150"),
-    "steer/clipfrac_dual": ("share of tokens at the dual clip", "share", "arXiv 2510.10150"),
-    "steer/ppo_kl": ("mean log pi_old - log pi", "nats", "arXiv 2510.10150"),
-}
 _MISMATCH = "verl; needs actor_rollout_ref.rollout.calculate_log_probs=True"
 _VERL = {
     "actor/entropy": ("entropy before the update, by verl's loss_agg_mode", "nats", "verl"),
@@ -128,7 +79,12 @@ _VERL = {
 }
 
 ENTRIES: list[Entry] = [
-    *(Entry(PREFIX + key, *rest) for key, rest in {**_OURS, **_METHODS}.items()),
+    *(Entry(PREFIX + key, *rest) for key, rest in _OURS.items()),
+    *(
+        Entry(f"{PREFIX}{method.name}/{name}", metric.formula, metric.unit, metric.source or method.source)
+        for method in registry.methods()
+        for name, metric in method.metrics.items()
+    ),
     *(Entry(PREFIX + key, *rest, _LEMMA if key.startswith("inter") else "SEAL, Fig. 3") for key, rest in _SAMPLED.items()),
     *(Entry(key, *rest) for key, rest in _VERL.items()),
 ]

@@ -15,10 +15,8 @@ A method is one module-level object of one of the six kinds in one file; ``regis
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -44,7 +42,10 @@ NEEDS = {
     "hidden": "the last hidden states of the actor (no fused kernels)",
 }
 """What a method may ask for."""
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ConfigError(ValueError):
+    """A wrong setting; the message says the key, the value, what is allowed and the fix."""
 
 
 def setting(
@@ -123,9 +124,9 @@ class Method:
     """Further functions whose equation belongs to it."""
     needs: frozenset[str] = frozenset()
     """Keys of ``NEEDS``."""
-    conflicts: Mapping[str, str] = _NOTHING
+    conflicts: Mapping[str, str] = field(default_factory=dict)
     """Methods it cannot run with, each with the reason."""
-    doubtful_with: Mapping[str, str] = _NOTHING
+    doubtful_with: Mapping[str, str] = field(default_factory=dict)
     """Methods it runs with, but hardly should: what to know."""
     bounded: tuple[str, str, str] | None = None
     """A setting that a controller moves, and its bounds: (value, low, high)."""
@@ -133,7 +134,7 @@ class Method:
     """Pairs of settings (low, high)."""
     steers: bool = False
     """Steers entropy to a target or range of its own."""
-    metrics: Mapping[str, Metric] = _NOTHING
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     neutral: Mapping[str, Any] | None = None
     """Settings under which it changes nothing; None: it has none."""
     state: Callable[[Any], State] | None = None
@@ -240,17 +241,19 @@ class Head(Method):
     """Settings that a checkpoint's head must agree in."""
     shift: Callable[[Any], int] = lambda settings: 0
     """-1: the state that predicts the token; 0: the token's own."""
-    active: Callable[[Any], bool] = lambda settings: True
-    """False: these settings train nothing, and the head is left out."""
+    weight: str | None = None
+    """The setting that is the weight of its loss; where it is 0, the head is left out."""
 
     @property
     def path(self) -> str:
         return f"{ACTOR_PATH}.{self.name}"
 
+    @property
+    def key(self) -> str:
+        """The section alone chooses a head that is known by name."""
+        if self.chosen_as or self.weight is None:
+            return super().key
+        return f"+{self.path}.{self.weight}={getattr(self.settings(), self.weight)}"
+
 
 KINDS: dict[str, type[Method]] = {c.kind: c for c in (Estimator, Transform, Loss, Clip, Regularizer, Head)}
-
-
-def fields_of(settings: type) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a settings class."""
-    return dataclasses.fields(settings)

@@ -1,56 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters from the advantage context to the pure functions: estimators, transforms, columns for the workers."""
+"""Advantage side of a step: base estimator, transforms, and what the loss side reads of the batch. Knows no method by name."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import torch
 
-from verl_entropy.batch.turns import Packed, nested_token_weight, padded
-from verl_entropy.hosts.common.context import AdvantageContext
+from verl_entropy.batch.turns import padded
 from verl_entropy.log import say
-from verl_entropy.methods.estimators.equal_returns import ROUNDED, zero_equal_returns
-from verl_entropy.methods.estimators.gigpo import gigpo
-from verl_entropy.methods.estimators.group_norm import group_norm
-from verl_entropy.methods.estimators.loop import loop
-from verl_entropy.methods.heads.seal_loss import mixed_group_weight, success_label
-from verl_entropy.methods.transforms.aem import aem, sign_mask
-from verl_entropy.methods.transforms.aepo import aepo
-from verl_entropy.methods.transforms.clip_b import clip_b
-from verl_entropy.methods.transforms.clip_v import clip_v
-from verl_entropy.methods.transforms.ea import ea
-from verl_entropy.methods.transforms.entrocraft import entrocraft, entrocraft_switch, entropy_range
-from verl_entropy.methods.transforms.repo_d import repo_d
-from verl_entropy.methods.transforms.repo_r import repo_r
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.common.equal_returns import ROUNDED, zero_equal_returns
+from verl_entropy.methods.context import AdvantageContext
 
 NOTICED = 1e-3
 """An advantage by rounding that is worth a warning."""
 
-# ----------------------------------------------------------------------------- estimators
 
-
-def _gigpo(ctx: AdvantageContext, s):
-    return gigpo(ctx.turns, gamma=s.gamma, omega=s.omega, norm=s.norm, statistics=s.statistics, similarity=s.similarity)
-
-
-def _loop(ctx: AdvantageContext, s):
-    return loop(ctx.turns, statistics=s.statistics)
-
-
-def _group_norm(ctx: AdvantageContext, s):
-    return group_norm(ctx.turns, statistics=s.statistics, norm=s.norm, singleton=s.singleton)
-
-
-ESTIMATORS = {"gigpo": _gigpo, "loop": _loop, "group_norm": _group_norm}
-
-
-def estimate(name: str, ctx: AdvantageContext) -> torch.Tensor:
-    """Advantages (R, T) of our estimator ``name``."""
-    advantages_K, metrics = ESTIMATORS[name](ctx, ctx.plan.estimator.settings)
-    ctx.metrics.update({f"verl_entropy/{name}/{key}": value for key, value in metrics.items()})
+def estimate(ctx: AdvantageContext) -> torch.Tensor:
+    """Advantages (R, T) of the plan's estimator, which is ours."""
+    choice = ctx.plan.estimator
+    advantages_K, metrics = choice.method.apply(ctx, choice.settings)
+    ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in metrics.items()})
     return ctx.turns.to_tokens(advantages_K)
 
 
@@ -82,104 +54,11 @@ def _warn_of_rounding() -> None:
     )
 
 
-# ----------------------------------------------------------------------------- transforms
-
-
-def _aem(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    keep_RT, advantages_RT = None, padded(advantages)
-    if s.sign_mask != "none":
-        keep_RT = sign_mask(advantages_RT, ctx.entropy_RT, ctx.turns, drop=s.sign_mask)
-    shaped_RT = aem(
-        advantages_RT, ctx.entropy_RT, ctx.turns, temperature=s.temperature, min_range=s.min_range, min_group=s.min_group
-    )
-    return TransformResult(shaped_RT, keep_RT)
-
-
-def _ea(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    return ea(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
-
-
-def _aepo(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    return aepo(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
-
-
-def _repo_r(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    zeta = ctx.info["repo_r"]["zeta"]
-    return repo_r(advantages, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign)
-
-
-def _repo_d(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    return repo_d(
-        advantages,
-        ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
-        zeta=ctx.info["repo_d"]["zeta"],
-        center=s.center,
-        scope=s.scope,
-        clamp=s.clamp,
-        skip_zero_groups=s.skip_zero_groups,
-    )
-
-
-def _entrocraft_with(function):
-    def run(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-        low, high = entropy_range(
-            ctx.step,
-            s.total_steps or ctx.total_steps,
-            schedule=s.schedule,
-            start=(s.start_low, s.start_high),
-            end=(s.end_low, s.end_high),
-        )
-        entropy = float("nan") if ctx.entropy is None else ctx.entropy
-        return function(advantages, ctx.turns, entropy=entropy, low=low, high=high)
-
-    return run
-
-
-def _clip_b(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    return clip_b(
-        advantages,
-        ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
-        mu=s.mu,
-        two_sided=s.two_sided,
-        max_frac=s.max_frac,
-    )
-
-
-def _clip_v(ctx: AdvantageContext, advantages: torch.Tensor | Packed, s) -> TransformResult:
-    return clip_v(
-        advantages,
-        ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
-        ctx.fields["vocab_centre"],
-        mu=s.mu,
-        two_sided=s.two_sided,
-        max_frac=s.max_frac,
-    )
-
-
-TRANSFORMS = {
-    "aem": _aem,
-    "aepo": _aepo,
-    "clip_b": _clip_b,
-    "clip_v": _clip_v,
-    "ea": _ea,
-    "entrocraft": _entrocraft_with(entrocraft),
-    "entrocraft_switch": _entrocraft_with(entrocraft_switch),
-    "repo_d": _repo_d,
-    "repo_r": _repo_r,
-}
-
-
 def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks."""
     keep_RT, advantages, turns = None, advantages_RT, ctx.turns
     for choice in ctx.plan.transforms:
-        result = TRANSFORMS[choice.name](ctx, advantages, choice.settings)
+        result = choice.method.apply(ctx, advantages, choice.settings)
         advantages = result.advantages
         ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
         if result.mask_RT is not None and result.mask_RT is not ctx.turns.mask_RT:
@@ -201,25 +80,28 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
     return advantages_RT, keep_RT
 
 
-# ----------------------------------------------------------------------------- columns for the workers
-
-
 def worker_columns(ctx: AdvantageContext) -> dict[str, torch.Tensor]:
-    """Fields that regulariser and head need in the training workers; names start with ``verl_entropy_``."""
+    """Columns that the chosen methods' loss side reads in the training workers; names start with ``verl_entropy_``."""
     columns: dict[str, torch.Tensor] = {}
-    plan, turns = ctx.plan, ctx.turns
-    if plan.seal is not None:
-        columns["verl_entropy_label"] = success_label(turns).float()
-        if plan.seal.settings.skip_uniform_groups:
-            columns["verl_entropy_head_weight"] = mixed_group_weight(turns)
-    regularizer = plan.regularizer
-    if regularizer is None:
-        return columns
-    if regularizer.name in ("epo", "entropy_bonus") and regularizer.settings.aggregation == "nested-mean":
-        columns["verl_entropy_token_weight"] = nested_token_weight(turns)
-    if regularizer.name == "epo" and regularizer.settings.history == "turn":
-        columns["verl_entropy_turn"] = turns.to_tokens(turns.index_K.float())
-    if regularizer.name == "siren":
-        # the state's, which hbar is over, as far as a transform left them
-        columns["verl_entropy_peak"] = (ctx.fields["peak"] & ctx.mask_RT).float()
+    for choice in ctx.plan.choices:
+        if choice.method.columns is None:
+            continue
+        for name, column in choice.method.columns(ctx, choice.settings).items():
+            if f"verl_entropy_{name}" in columns:
+                raise RuntimeError(f"verl-entropy: two methods give a column {name}, the second is {choice.name}. Rename one.")
+            columns[f"verl_entropy_{name}"] = column
     return columns
+
+
+def batch_info(ctx: AdvantageContext) -> dict[str, Any]:
+    """Statistics over the whole batch that a loss needs and that a micro-batch cannot know, joined to what the states said."""
+    said: dict[str, Any] = {}
+    for choice in ctx.plan.choices:
+        if choice.method.batch is not None:
+            said[choice.name] = {**ctx.info.get(choice.name, {}), **choice.method.batch(ctx, choice.settings)}
+    return said
+
+
+def logits_outputs(plan: Any) -> list[str]:
+    """Names of what the chosen methods compute from the logits."""
+    return [name for c in plan.choices if c.method.logits is not None for name in c.method.logits(c.settings)]

@@ -14,8 +14,7 @@ from typing import Any
 from verl_entropy import __version__
 from verl_entropy.batch.numerics import masked_mean
 from verl_entropy.config.plan import Plan
-from verl_entropy.config.settings import ALGORITHM_PATH, SEAL_PATH, ConfigError
-from verl_entropy.hosts.common import methods_state
+from verl_entropy.config.settings import ACTOR_PATH, ALGORITHM_PATH, SEAL_PATH, ConfigError
 from verl_entropy.hosts.common.diagnostics_side import DiagnosticsSide
 from verl_entropy.log import say
 from verl_entropy.runs.runfile import write_atomic
@@ -28,7 +27,7 @@ class Run:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.methods = methods_state.stateful_methods(plan)
+        self.methods = {c.name: c.method.state(c.settings) for c in plan.choices if c.method.state is not None}
         self._step, self._said = 0, {}
         self.diagnostics = DiagnosticsSide(plan.diagnostics) if plan.active and plan.diagnostics.enabled else None
 
@@ -129,7 +128,7 @@ def save(run: Run, folder: Path, step: int) -> None:
     content = {
         "version": __version__,
         "step": step,
-        "head": None if run.plan.seal is None else {"layers": run.plan.seal.settings.layers},
+        "head": head_shape(run.plan),
         "state": run.state_dict(),
         "diagnostics": None if run.diagnostics is None else run.diagnostics.state_dict(),
     }
@@ -168,18 +167,26 @@ def load(run: Run, folder: Path) -> None:
         run.diagnostics.load_state_dict(content.get("diagnostics"))
 
 
+def head_shape(plan: Plan) -> dict[str, Any] | None:
+    """What a checkpoint's head must agree in: the settings that shape it, and its name unless it is SEAL's (as older files)."""
+    if plan.head is None:
+        return None
+    shape = {name: getattr(plan.head.settings, name) for name in plan.head.method.shape}
+    return shape if plan.head.method.path == SEAL_PATH else {"name": plan.head.name, **shape}
+
+
 def _check_head(plan: Plan, saved: dict | None, folder: Path) -> None:
-    wanted = None if plan.seal is None else {"layers": plan.seal.settings.layers}
+    wanted = head_shape(plan)
     if wanted == saved:
         return
     if saved is None:
         raise ConfigError(
-            f"{folder}: {SEAL_PATH} is set, but the checkpoint has no SEAL head. Start without resuming "
+            f"{folder}: {plan.head.method.path} is set, but the checkpoint has no head. Start without resuming "
             "(trainer.resume_mode=disable, actor_rollout_ref.model.path=<exported model>), or leave the head out."
         )
     if wanted is None:
         raise ConfigError(
-            f"{folder}: the checkpoint has a SEAL head, and {SEAL_PATH} is not set. Set it, or remove the head with "
-            f"`verl-entropy strip-head {folder}`."
+            f"{folder}: the checkpoint has a head ({saved}), and none is set. Set {ACTOR_PATH}.{saved.get('name', 'seal')}, or remove "
+            f"the head with `verl-entropy strip-head {folder}`."
         )
     raise ConfigError(f"{folder}: the checkpoint's head has {saved}, the configuration asks for {wanted}. Make them equal.")

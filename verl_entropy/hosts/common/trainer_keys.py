@@ -10,10 +10,8 @@ NUM_ROWS = "verl_entropy_num_rows"
 PAD_UID = "pad"
 """verl gives its synthetic padding rows a uid with this prefix."""
 
-VOCAB_CENTRE = "verl_entropy_vocab_centre"
-NUCLEUS_ENTROPY = "verl_entropy_nucleus_entropy"
-NUM_PEAK_ROWS = "verl_entropy_num_peak_rows"
-"""Non-tensor entry set by the engine: rows of the global mini-batch that have a peak (SIREN)."""
+TOTALS = "verl_entropy_totals"
+"""Non-tensor entry set by the engine: of each of our per-token columns over the global mini-batch, by name, [sum, rows above 0]."""
 
 SAMPLE_CODE = "verl_entropy_sample_code"
 """Column: per response token the number of its sampled trajectory (``diagnostics.sampling.mark``)."""
@@ -24,13 +22,11 @@ NUM_SAMPLED = "verl_entropy_num_sampled"
 SAMPLED = "verl_entropy_sampled"
 """Output of that pass: ``diagnostics.sampling.pack``."""
 
-SEAL_LOGITS = "seal_logits"
-"""Output with a head: its logits (N,), one per trained token in row order."""
-SEAL_TOKENS, SEAL_ROWS = "seal_tokens", "seal_rows"
+HEAD_LOGITS = "head_logits"
+"""Output with a head: its outputs (N,), one per trained token in row order."""
+HEAD_TOKENS, HEAD_ROWS = "head_tokens", "head_rows"
 """Beside it: where those tokens are in the columns of the response layout (indices into ``values()``), and their rows, (N,)."""
 
 
-def extra_outputs(plan) -> list[str]:
-    """Outputs of our log-prob pass, beyond verl's, that the plan's methods read."""
-    wanted = {"vocab_centre": VOCAB_CENTRE, "nucleus": NUCLEUS_ENTROPY}
-    return [name for need, name in wanted.items() if need in plan.needs]
+PREFIX = "verl_entropy_"
+"""Of every column that we add, and of the methods' outputs of the log-prob pass."""

@@ -16,9 +16,10 @@ import sys
 from typing import Any
 
 from verl_entropy import __version__
-from verl_entropy.config import reading, registry
-from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, SEAL_PATH
+from verl_entropy.config import reading
+from verl_entropy.config.settings import ACTOR_PATH, ALGORITHM_PATH, POLICY_LOSS_PATH
 from verl_entropy.hosts.install import activate, compat, hooks, patched
+from verl_entropy.methods import registry
 
 NAME = "verl_entropy"
 """Name of our entry point in the group verl.plugins."""
@@ -73,15 +74,18 @@ def chosen(config: Any) -> list[str]:
             return None
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    names = {kind: registry.names(kind) for kind in registry.KINDS}
+    names = {kind: registry.names(kind) for kind in registry.FOLDERS}
     estimator, heard = value("algorithm.adv_estimator"), _registered()
     by_name = {
         "algorithm.adv_estimator": {*names["estimator"], *names["transform"]} - heard,
         f"{POLICY_LOSS_PATH}.loss_mode": {*names["loss"], *names["clip"]} - heard,
         "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOPS,
     }
-    found = [f"{key}={value(key)}" for key, ours in by_name.items() if value(key) in ours]
-    sections = [SEAL_PATH, *(f"{POLICY_LOSS_PATH}.{key}" for key in ("regularizer", "clip_controller"))]
+    found = [
+        f"{key}={value(key)}" for key, ours in by_name.items() if value(key) in ours or registry.is_reference(str(value(key)))
+    ]
+    sections = [f"{ACTOR_PATH}.{name}" for name in ("head", *names["head"])]
+    sections += [*(f"{POLICY_LOSS_PATH}.{key}" for key in ("regularizer", "clip_controller"))]
     sections += [f"{POLICY_LOSS_PATH}.{name}" for kind in ("loss", "clip", "regularizer") for name in names[kind]]
     plain = activate.INSTALLED and compat.is_verl_agent() and estimator in {*names["estimator"]} & heard
     if not plain:  # a patched verl-agent hands algorithm.entropy to our registered estimators

@@ -38,9 +38,6 @@ SERIES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     ),
 }
 
-_NEEDS_STEP = ("entrocraft", "entrocraft_switch")
-"""Transforms that follow a schedule: verl does not tell an estimator the step."""
-
 
 @cache
 def _root() -> Path | None:
@@ -97,8 +94,9 @@ def describe() -> str | None:
 def _plan(name: str, config: Any):
     from omegaconf import DictConfig, OmegaConf
 
-    from verl_entropy.config import plan, registry
+    from verl_entropy.config import plan
     from verl_entropy.config.settings import ConfigError
+    from verl_entropy.methods import registry
 
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
@@ -107,7 +105,7 @@ def _plan(name: str, config: Any):
     if chosen.estimator is None:
         known = ", ".join(registry.names("estimator"))
         raise ConfigError(f"algorithm.adv_estimator={name}: not an estimator of verl-entropy. Use one of {known}.")
-    state = [t for t in chosen.transforms if t.algorithm.state or t.name in _NEEDS_STEP or "vocab_centre" in t.algorithm.needs]
+    state = [t for t in chosen.transforms if t.method.state is not None or {"step", "logits"} & t.method.needs]
     if state:
         plain = sorted(set(registry.names("transform")) - {t.name for t in state})
         raise ConfigError(
@@ -133,8 +131,8 @@ def advantages(
 
     from verl_entropy.batch.turns import build_turns
     from verl_entropy.hosts.common import advantage_side
-    from verl_entropy.hosts.common.context import AdvantageContext
     from verl_entropy.hosts.common.trainer_keys import PAD_UID
+    from verl_entropy.methods.context import AdvantageContext
 
     _, first, inverse = np.unique(np.asarray(row_ids).astype(str), return_index=True, return_inverse=True)
     first_R, inverse_R = torch.as_tensor(first), torch.as_tensor(inverse).reshape(-1)
@@ -160,7 +158,7 @@ def advantages(
         fields={},
     )
     _check_entropy(ctx)
-    shaped_RT, keep_RT = advantage_side.apply_transforms(ctx, advantage_side.estimate(name, ctx))
+    shaped_RT, keep_RT = advantage_side.apply_transforms(ctx, advantage_side.estimate(ctx))
     if keep_RT is not None:
         raise RuntimeError(
             f"verl-entropy: transforms={[t.name for t in ctx.plan.transforms]} removes tokens from the loss, which an estimator of "
@@ -175,7 +173,7 @@ def register(core_algos) -> None:
 
     GiGPO is left out: verl-agent has its own under that name.
     """
-    from verl_entropy.config import registry
+    from verl_entropy.methods import registry
 
     def estimator_of(name: str):
         def estimator(token_level_rewards, response_mask, index, row_ids, config=None, entropy=None, old_log_probs=None):
@@ -191,7 +189,7 @@ def register(core_algos) -> None:
 
 
 def _check_entropy(ctx) -> None:
-    users = [c.name for c in ctx.plan.choices if "entropy" in c.algorithm.needs]
+    users = [c.name for c in ctx.plan.choices if "entropy" in c.method.needs]
     if users and ctx.entropy_RT is None:
         raise RuntimeError(
             f"verl-entropy: {', '.join(users)} needs the entropy of the old-log-prob pass, and verl passed none. "

@@ -30,8 +30,8 @@ def _owner(function: Any) -> str:
 
 def registries() -> dict[str, Any]:
     """Our names in verl's registries of estimators and policy losses: how many are ours, and who holds the others."""
-    from verl_entropy.config import registry
     from verl_entropy.hosts.install import activate
+    from verl_entropy.methods import registry
 
     activate.install()
     from verl.trainer.ppo import core_algos

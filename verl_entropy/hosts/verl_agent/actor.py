@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,22 +24,13 @@ from verl.workers.actor.dp_actor import DataParallelPPOActor
 from verl_entropy.batch.numerics import log_probs_and_entropy
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.hosts.common import loss_side
-from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, VOCAB_CENTRE, WORKER_INFO
+from verl_entropy.hosts.common import advantage_side, loss_side
+from verl_entropy.hosts.common.trainer_keys import PREFIX, WORKER_INFO
 from verl_entropy.hosts.verl_agent import advantages, micro
 from verl_entropy.hosts.verl_agent.head import OutsideHead
 from verl_entropy.hosts.verl_agent.ranks import average, total, world_size
-from verl_entropy.methods.regularizers.siren import nucleus_entropy
-from verl_entropy.methods.transforms.clip_v import vocab_centre
-
-COLUMNS = (
-    "verl_entropy_label",
-    "verl_entropy_head_weight",
-    "verl_entropy_token_weight",
-    "verl_entropy_turn",
-    micro.PEAK,
-)
-"""Columns of the driver that a term of the loss may read; a policy loss of ours may also read the old entropy."""
+from verl_entropy.methods.context import ClipBounds
+from verl_entropy.methods.method import LogitsOutput
 
 
 @dataclass
@@ -49,8 +39,8 @@ class Outputs:
 
     micro_batch: Any
     entropy_RT: Tensor | None = None
-    nucleus_RT: Tensor | None = None
-    centre_RT: Tensor | None = None
+    logits_RT: dict[str, Tensor] = field(default_factory=dict)
+    """What the methods computed from the logits, by name."""
     hidden: Tensor | None = None
 
 
@@ -108,9 +98,14 @@ class EntropyActor(DataParallelPPOActor):
 
     def _reads_logits(self, training: bool) -> bool:
         setting = self.plan.entropy.log_probs if self.plan is not None else "verl"
-        nucleus, centre = "nucleus" in self._needs, "vocab_centre" in self._needs and not training
         entropy = setting != "verl" and ("grad_entropy" in self._needs if training else True)
-        return nucleus or centre or setting == "chunked" or entropy
+        return bool(self._logits_readers(training)) or setting == "chunked" or entropy
+
+    def _logits_readers(self, training: bool) -> dict[str, LogitsOutput]:
+        """What the chosen methods compute from the logits in this pass, by name."""
+        choices = self.plan.choices if self.plan is not None else ()
+        found = {name: o for c in choices if c.method.logits is not None for name, o in c.method.logits(c.settings).items()}
+        return {name: output for name, output in found.items() if output.in_update or not training}
 
     def _forward_micro_batch(self, micro_batch, temperature, calculate_entropy=False):
         training = torch.is_grad_enabled()
@@ -163,8 +158,8 @@ class EntropyActor(DataParallelPPOActor):
         setting = self.plan.entropy.log_probs
         # auto: verl-agent's entropy where it is fp32 (CUDA's autocast), else ours
         own_pass = setting == "chunked" or (setting == "auto" and entropy is not None and entropy.dtype != torch.float32)
-        nucleus, centre = "nucleus" in self._needs, "vocab_centre" in self._needs and not training
-        if not (own_pass or nucleus or centre):
+        readers = self._logits_readers(training)
+        if not (own_pass or readers):
             return log_probs
         responses = micro_batch["responses"]
         mask_RT = micro_batch["attention_mask"][:, -responses.size(1) :].bool()
@@ -177,11 +172,7 @@ class EntropyActor(DataParallelPPOActor):
             ours_N, entropy_N = log_probs_and_entropy(logits_NV, responses[mask_RT])
             self._last.entropy_RT = spread(entropy_N)
             log_probs = spread(ours_N) if setting == "chunked" else log_probs
-        if nucleus:
-            s = self.plan.regularizer.settings
-            self._last.nucleus_RT = spread(nucleus_entropy(logits_NV, s.top_p, crossing=s.crossing))
-        if centre:
-            self._last.centre_RT = spread(vocab_centre(logits_NV))
+        self._last.logits_RT = {name: spread(output.compute(logits_NV)) for name, output in readers.items()}
         return log_probs
 
     # ---- old log-probs ----------------------------------------------------------------------------------------
@@ -201,11 +192,14 @@ class EntropyActor(DataParallelPPOActor):
             )
         if entropy is not None:
             entropy = record.ordered(record.own_entropy)
-        columns = {advantages.OLD_ENTROPY: "entropy_RT", VOCAB_CENTRE: "centre_RT", NUCLEUS_ENTROPY: "nucleus_RT"}
+        given: list[dict[str, Tensor | None]] = [
+            {advantages.OLD_ENTROPY: part.entropy_RT, **{PREFIX + name: x for name, x in part.logits_RT.items()}}
+            for part in record.parts
+        ]
         self.outputs = {}
-        for name, attribute in columns.items():
-            parts = [getattr(part, attribute) for part in record.parts]
-            if parts and all(part is not None for part in parts):
+        for name in given[0] if given else ():
+            parts = [columns[name] for columns in given]
+            if all(part is not None for part in parts):
                 self.outputs[name] = record.ordered(parts).float()
         return log_probs, entropy
 
@@ -222,9 +216,10 @@ class EntropyActor(DataParallelPPOActor):
         if WORKER_INFO not in data.meta_info:
             raise RuntimeError("verl-entropy: the driver sent no state with this batch; its trainer is not verl-entropy's.")
         self._info, self._means, self._pg_losses = data.meta_info[WORKER_INFO], micro.Means(), []
-        if self.plan.clip is not None:
+        bound = loss_side.upper_clip(self._info, self.plan)
+        if bound is not None:
             with open_dict(self.config):
-                self.config.clip_ratio_high = self._info["adapo"]["eps_high"]
+                self.config.clip_ratio_high = bound
         if self.head is not None:
             self.head.zero_grad()
         data, mini_batches = self._with_columns(data)
@@ -235,7 +230,7 @@ class EntropyActor(DataParallelPPOActor):
         metrics.update(self._means.result(mini_batches * self.config.ppo_epochs, average))
         metrics["verl_entropy/active"] = 1.0
         if self.head is not None:
-            metrics["verl_entropy/seal/skipped_steps"] = float(self.head.skipped)
+            metrics[f"verl_entropy/{self.plan.head.name}/skipped_steps"] = float(self.head.skipped)
         self._last = None
         return metrics
 
@@ -243,8 +238,11 @@ class EntropyActor(DataParallelPPOActor):
         """The batch with our columns and counts; and the number of mini-batches."""
         width, batch = data.batch["responses"].size(1), data.batch
         mask_RT = batch["attention_mask"][:, -width:].bool()
-        columns = [*COLUMNS, advantages.OLD_ENTROPY] if self.plan.loss is not None else COLUMNS
-        extra: dict[str, Tensor] = {key: batch[key] for key in columns if key in batch.keys()}
+        # Columns of the driver that a term of the loss may read; a policy loss of ours may also read the old entropy.
+        left = {advantages.KEEP, *(PREFIX + name for name in advantage_side.logits_outputs(self.plan))}
+        if self.plan.loss is None:
+            left.add(advantages.OLD_ENTROPY)
+        extra: dict[str, Tensor] = {key: batch[key] for key in batch.keys() if key.startswith(PREFIX) and key not in left}
         meta = data.meta_info
         if advantages.KEEP in batch.keys():
             kept_RT, kept_advantages = batch[advantages.KEEP].bool(), batch["advantages"]
@@ -255,7 +253,12 @@ class EntropyActor(DataParallelPPOActor):
             meta = {**meta, "multi_turn": True}
             mask_RT = kept_RT
             extra.update({"loss_mask": kept_RT.to(batch["attention_mask"].dtype), "advantages": kept_advantages})
-        extra.update(micro.count_columns(mask_RT, extra.get(micro.PEAK), self.config.ppo_mini_batch_size, total))
+        counted = {
+            key.removeprefix(PREFIX): x
+            for key, x in extra.items()
+            if x.dim() == 2 and key.startswith(PREFIX) and key != advantages.OLD_ENTROPY
+        }
+        extra.update(micro.count_columns(mask_RT, counted, self.config.ppo_mini_batch_size, total))
         merged = batch.select(*(key for key in batch.keys() if not key.startswith("verl_entropy_"))).update(extra)
         proto = ColumnsProto(batch=merged, non_tensor_batch=data.non_tensor_batch, meta_info=meta)
         return proto, -(-len(mask_RT) // self.config.ppo_mini_batch_size)
@@ -285,31 +288,32 @@ class EntropyActor(DataParallelPPOActor):
 
     def _loss_context(self, response_mask: Tensor):
         last = self._last
-        seal_logits = None
+        head_logits = None
         if self.head is not None:
             mask_RT = response_mask.bool()
-            shift = -1 if self.plan.seal.settings.hidden_shift == "predicting" else 0
+            shift = self.plan.head.method.shift(self.plan.head.settings)
             where = self._positions(last.micro_batch, mask_RT, shift)
             states_ND = last.hidden.reshape(-1, last.hidden.shape[-1]).index_select(0, where)
-            seal_logits = self.head.logits(states_ND)
-        outputs = micro.model_output(last.nucleus_RT, seal_logits, response_mask.bool())
+            head_logits = self.head.logits(states_ND)
+        outputs = micro.model_output(head_logits, response_mask.bool())
         entropy_RT = last.entropy_RT if "grad_entropy" in self._needs else None
-        return micro.context(self.plan, last.micro_batch, response_mask, entropy_RT, outputs, self._info, world_size())
+        where = (self.plan, last.micro_batch, response_mask, entropy_RT, outputs, last.logits_RT)
+        return micro.context(*where, self._info, world_size())
 
     def _own_loss(self, ctx, given: dict[str, Any]):
-        low, high, dual = given["cliprange_low"], given["cliprange_high"], given["clip_ratio_c"]
-        config = SimpleNamespace(clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
-        function = loss_side.LOSSES[self.plan.loss.name]
-        log_prob, old = given["log_prob"], given["old_log_prob"]
-        loss_RT, info = function(ctx, self.plan.loss.settings, config, log_prob, old, given["advantages"], ctx.mask_RT)
-        ctx.token_means.update({f"{self.plan.loss.name}/{key}": value for key, value in info.items()})
+        clip = ClipBounds(given["cliprange_low"], given["cliprange_high"], given["clip_ratio_c"])
+        tensors = (given["log_prob"], given["old_log_prob"], given["advantages"], ctx.mask_RT)
+        loss_RT, info = loss_side.token_loss(ctx, clip, *tensors)
         mask = given["response_mask"]
 
         def mean(name: str) -> Tensor:
+            if name not in info:  # a loss from outside may report other parts
+                return torch.zeros((), device=mask.device)
             return agg_loss(loss_mat=info[name], loss_mask=mask, loss_agg_mode="token-mean")
 
         pg_loss = agg_loss(loss_mat=loss_RT, loss_mask=mask, loss_agg_mode=given["loss_agg_mode"])
-        return pg_loss, mean("clipfrac_high") + mean("clipfrac_low"), mean("ppo_kl"), mean("clipfrac_dual")
+        clipped = mean("clipfrac_high") + mean("clipfrac_low")
+        return pg_loss, clipped, mean("ppo_kl"), mean("clipfrac_dual")
 
     def _optimizer_step(self):
         grad_norm = super()._optimizer_step()

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side
-from verl_entropy.hosts.common.context import AdvantageContext
-from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, VOCAB_CENTRE, WORKER_INFO, extra_outputs
+from verl_entropy.hosts.common.trainer_keys import PREFIX, WORKER_INFO
 from verl_entropy.hosts.verl_agent import rows as rows_module
 from verl_entropy.hosts.verl_agent.rows import Fields, Rows
 from verl_entropy.log import say
-from verl_entropy.methods.estimators.gigpo import gigpo, step_returns
-from verl_entropy.methods.estimators.group_norm import group_norm
-from verl_entropy.methods.estimators.loop import loop
-from verl_entropy.methods.losses.steer import steer_omega, steer_range
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.result import RowScores
 
 if TYPE_CHECKING:
     from verl_entropy.hosts.common.state import Run
@@ -29,34 +27,37 @@ KEEP = "verl_entropy_mask"
 """Column with the tokens that are trained, where a transform took some away."""
 
 
-def row_estimate(name: str, s: Any, data: Any, rows: Rows, fields: Fields) -> tuple[Tensor, dict[str, float]]:
+def row_estimate(choice: Any, data: Any, rows: Rows, fields: Fields) -> tuple[Tensor, dict[str, float]]:
     """Advantages (R, T) with statistics over rows, the values of verl-agent's code: each row has its own score."""
-    if name == "gigpo":
-        turns = fields.without_tokens().turns(torch.ones(len(rows.first_U), 1), 0.0)
-        return_U = torch.zeros(len(rows.first_U), dtype=torch.float64).index_copy_(0, turns.row_K, step_returns(turns, s.gamma))
-        turns = rows_module.row_turns(data, rows.all(return_U))
-        options = {"omega": s.omega, "norm": s.norm, "similarity": s.similarity, "singleton": "raw"}
-        advantages_R, metrics = gigpo(turns, statistics="row", **options)
-    else:
-        turns = rows_module.row_turns(data, torch.zeros(len(rows.origin_R)))
-        if name == "loop":
-            advantages_R, metrics = loop(turns, statistics="row", singleton="raw")
-        else:
-            advantages_R, metrics = group_norm(turns, statistics="row", norm=s.norm, singleton=s.singleton)
+    if choice.method.over_rows is None:
+        raise ConfigError(
+            f"{choice.method.path}.statistics=row: {choice.name} has no form with a score of each row. Set statistics=trajectory."
+        )
+
+    def trajectories():
+        return fields.without_tokens().turns(torch.ones(len(rows.first_U), 1), 0.0)
+
+    def scored(values_K: Tensor | None):
+        if values_K is None:
+            return rows_module.row_turns(data, torch.zeros(len(rows.origin_R)))
+        values_U = torch.zeros(len(rows.first_U), dtype=torch.float64).index_copy_(0, trajectories().row_K, values_K)
+        return rows_module.row_turns(data, rows.all(values_U))
+
+    advantages_R, metrics = choice.method.over_rows(RowScores(trajectories, scored), choice.settings)
     mask_RT = data.batch["response_mask"].bool()
     return torch.where(mask_RT, advantages_R[:, None], 0.0), metrics
 
 
 def _context(run: Run, step: int, total: int, data: Any, rows: Rows, fields: Fields) -> AdvantageContext:
-    threshold = run.plan.seal.settings.success_threshold if run.plan.seal else 0.0
+    threshold = run.plan.success_threshold
     entropy = data.batch.get(OLD_ENTROPY, None)
     if entropy is None and "entropy" in run.plan.needs:
         raise RuntimeError(
             "verl-entropy: the workers sent no entropies with the old log-probs; they do not run our worker class."
         )
     found = {}
-    for key in extra_outputs(run.plan):
-        found[key.removeprefix("verl_entropy_")] = rows.unique(data.batch[key]).float()
+    for name in advantage_side.logits_outputs(run.plan):
+        found[name] = rows.unique(data.batch[PREFIX + name]).float()
     return AdvantageContext(
         plan=run.plan,
         step=step,
@@ -79,16 +80,16 @@ def compute(original: Callable, run: Run, step: int, total: int, penalty: float,
     chosen = run.plan.estimator
     if chosen is None:
         data = original(data, **args)
-    elif chosen.settings.statistics == "row":
-        advantages, metrics = row_estimate(chosen.name, chosen.settings, data, rows, fields)
+    elif getattr(chosen.settings, "statistics", None) == "row":
+        advantages, metrics = row_estimate(chosen, data, rows, fields)
         ctx.metrics.update({f"verl_entropy/{chosen.name}/{key}": value for key, value in metrics.items()})
         data.batch["advantages"] = data.batch["returns"] = advantages
     else:
-        data.batch["advantages"] = data.batch["returns"] = rows.all(advantage_side.estimate(chosen.name, ctx))
+        data.batch["advantages"] = data.batch["returns"] = rows.all(advantage_side.estimate(ctx))
     _transform(ctx, data, rows)
     for name, column in advantage_side.worker_columns(ctx).items():
         data.batch[name] = rows.all(column)
-    ctx.info.update(_loss_range(ctx))
+    ctx.info.update(advantage_side.batch_info(ctx))
     data.meta_info[WORKER_INFO] = ctx.info
     return data, {**ctx.metrics, **_diagnostics(run, ctx)}
 
@@ -117,22 +118,8 @@ def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:
     data.batch["advantages"] = rows.all(ctx.advantages_RT)
 
 
-def _loss_range(ctx: AdvantageContext) -> dict[str, Any]:
-    """Range of STEER's predicted change over the whole batch, which no micro-batch knows."""
-    if ctx.plan.loss is None or ctx.plan.loss.name != "steer" or ctx.plan.loss.settings.range != "batch":
-        return {}
-    old_RT = torch.where(ctx.mask_RT, ctx.old_log_probs_RT, 0.0)
-    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropy_RT)
-    low, high = steer_range(omega_RT, ctx.mask_RT)
-    return {"steer": {"omega_min": float(low), "omega_max": float(high)}}
-
-
 def keep_every_row(mask_RT: Tensor, first_RT: Tensor, advantages_RT: Tensor) -> tuple[Tensor, Tensor]:
     """For means over rows: a row that lost all its tokens keeps its first one, with advantage 0, so that 0 / 0 does not occur."""
     empty_R = ~mask_RT.any(-1)
     kept_RT = mask_RT | (first_RT & empty_R[:, None])
     return kept_RT, torch.where(empty_R[:, None], 0.0, advantages_RT)
-
-
-WORKER_OUTPUTS = (VOCAB_CENTRE, NUCLEUS_ENTROPY)
-"""Columns that our log-prob pass may add, under the names of the verl route."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SEAL head beside the actor: outside FSDP and the actor's state dict, with an optimiser and a file of its own.
+"""The auxiliary head beside the actor: outside FSDP and the actor's state dict, with an optimiser and a file of its own.
 
 As a part of the module it would be flattened into FSDP's parameters, sent to the rollout engine (which does not know it) and put
 into every export. Here each rank holds the whole head in fp32; gradients are averaged over the ranks before a step.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_entropy.config.settings import SEAL_PATH, ConfigError, Seal
-from verl_entropy.methods.heads.seal_head import SealHead
+from verl_entropy.config.plan import Choice
+from verl_entropy.config.settings import ConfigError
 
 FILE = "seal_head.pt"
 
@@ -23,10 +23,11 @@ FILE = "seal_head.pt"
 class OutsideHead:
     """Head, its AdamW and its checkpoint. ``average`` averages a tensor over the data-parallel ranks in place."""
 
-    def __init__(self, hidden_size: int, settings: Seal, optim: Any, device: Any, average, max_norm: float = 1.0):
-        self.settings, self.average, self.max_norm = settings, average, max_norm
+    def __init__(self, hidden_size: int, choice: Choice, optim: Any, device: Any, average, max_norm: float = 1.0):
+        self.choice, self.hidden_size, self.average, self.max_norm = choice, hidden_size, average, max_norm
+        self.shape = {name: getattr(choice.settings, name) for name in choice.method.shape}
         # The same seed on every rank: the same weights without a broadcast.
-        self.module = SealHead(hidden_size, settings.layers, settings.dropout, seed=settings.seed, device=device)
+        self.module = choice.method.build(hidden_size, choice.settings, device)
         self.optimizer = torch.optim.AdamW(
             self.module.parameters(),
             lr=float(optim["lr"]),
@@ -70,8 +71,8 @@ class OutsideHead:
         content = {
             "head": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "layers": self.settings.layers,
-            "hidden_size": self.module.hidden_size,
+            **self.shape,
+            "hidden_size": self.hidden_size,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -83,13 +84,13 @@ class OutsideHead:
         path = Path(folder) / FILE
         if not path.is_file():
             raise ConfigError(
-                f"{path} is missing, and {SEAL_PATH} is set: the checkpoint was written without the head. Start without resuming "
+                f"{path} is missing, and {self.choice.method.path} is set: the checkpoint was written without the head. Start without resuming "
                 "(trainer.resume_mode=disable), or leave the head out."
             )
         device = next(self.module.parameters()).device
         content = torch.load(path, map_location=device, weights_only=True)
-        found = {k: content[k] for k in ("layers", "hidden_size")}
-        wanted = {"layers": self.settings.layers, "hidden_size": self.module.hidden_size}
+        wanted = {**self.shape, "hidden_size": self.hidden_size}
+        found = {name: content.get(name) for name in wanted}
         if found != wanted:
             raise ConfigError(f"{path}: the checkpoint's head has {found}, the configuration asks for {wanted}. Make them equal.")
         self.module.load_state_dict(content["head"])

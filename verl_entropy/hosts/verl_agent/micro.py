@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from verl_entropy.config.plan import Plan
-from verl_entropy.hosts.common.context import LossContext
-from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, NUM_PEAK_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS
 from verl_entropy.hosts.verl_agent.advantages import OLD_ENTROPY
-from verl_entropy.methods.losses.clip import masked_log_ratio
-from verl_entropy.methods.losses.gspo import sequence_ratio
+from verl_entropy.methods.common.gspo import sequence_ratio
+from verl_entropy.methods.common.ppo_clip import masked_log_ratio
+from verl_entropy.methods.context import LossContext
 
-NUM_TOKENS, NUM_ROWS, NUM_PEAKS = "verl_entropy_num_tokens", "verl_entropy_num_rows", "verl_entropy_num_peaks"
-"""Columns with the counts of the row's global mini-batch: trained tokens, rows with one, rows with a peak (SIREN)."""
-PEAK = "verl_entropy_peak"
+NUM_TOKENS, NUM_ROWS = "verl_entropy_num_tokens", "verl_entropy_num_rows"
+"""Columns with the counts of the row's global mini-batch: trained tokens, rows with one."""
+SUM_OF, ROWS_OF = "verl_entropy_sum_of_", "verl_entropy_rows_of_"
+"""Columns with the sum of one of our per-token columns over that mini-batch, and with its rows that hold a value above 0."""
 
 
 def jagged(x_RT: Tensor) -> Tensor:
@@ -34,12 +35,10 @@ def jagged(x_RT: Tensor) -> Tensor:
 class Columns(Mapping):
     """The columns of a micro-batch under the names and in the layout of the verl route."""
 
-    def __init__(self, micro_batch: Any, counts: dict[str, float]):
-        self._micro_batch, self._counts = micro_batch, counts
+    def __init__(self, micro_batch: Any):
+        self._micro_batch = micro_batch
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._counts:
-            return self._counts[name]
         if name == "prompts":  # the loss code looks for the position before each response: one column
             return jagged(self._micro_batch["responses"][:, :1])
         value = self._micro_batch[OLD_ENTROPY if name == "entropy" else name]
@@ -52,26 +51,30 @@ class Columns(Mapping):
         return len(list(self._micro_batch.keys()))
 
 
-def model_output(nucleus_RT: Tensor | None, seal_logits_N: Tensor | None, mask_RT: Tensor) -> dict[str, Tensor]:
-    """What the shared loss code reads of the model's output; the head's logits are of the tokens of ``mask_RT``."""
-    outputs = {}
-    if nucleus_RT is not None:
-        outputs[NUCLEUS_ENTROPY] = jagged(torch.nn.functional.pad(nucleus_RT, (0, 1)))
-    if seal_logits_N is not None:
-        token_N = mask_RT.reshape(-1).nonzero().squeeze(-1)
-        outputs |= {SEAL_LOGITS: seal_logits_N, SEAL_TOKENS: token_N, SEAL_ROWS: token_N // mask_RT.shape[1]}
-    return outputs
+def model_output(head_logits_N: Tensor | None, mask_RT: Tensor) -> dict[str, Tensor]:
+    """What the shared loss code reads of the model's output; the head's outputs are of the tokens of ``mask_RT``."""
+    if head_logits_N is None:
+        return {}
+    token_N = mask_RT.reshape(-1).nonzero().squeeze(-1)
+    return {HEAD_LOGITS: head_logits_N, HEAD_TOKENS: token_N, HEAD_ROWS: token_N // mask_RT.shape[1]}
 
 
 def context(
-    plan: Plan, micro_batch: Any, mask_RT: Tensor, entropy_RT: Tensor | None, outputs: dict, info: dict, dp_size: int
+    plan: Plan,
+    micro_batch: Any,
+    mask_RT: Tensor,
+    entropy_RT: Tensor | None,
+    outputs: dict[str, Tensor],
+    logits_RT: dict[str, Tensor],
+    info: dict[str, Any],
+    dp_size: int,
 ) -> LossContext:
-    """The context of one call of the policy loss."""
-    counts = {NUM_PEAK_ROWS: float(micro_batch[NUM_PEAKS][0])} if NUM_PEAKS in micro_batch.keys() else {}
+    """The context of one call of the policy loss; ``logits_RT``: what the methods computed from the logits, by name."""
     mask_RT = mask_RT.bool()
+    summed = [key.removeprefix(SUM_OF) for key in micro_batch.keys() if key.startswith(SUM_OF)]
     return LossContext(
         plan=plan,
-        micro_batch=Columns(micro_batch, counts),
+        micro_batch=Columns(micro_batch),
         model_output=outputs,
         entropy_RT=None if entropy_RT is None else entropy_RT.float(),
         mask_RT=mask_RT,
@@ -80,20 +83,27 @@ def context(
         num_rows=float(micro_batch[NUM_ROWS][0]),
         dp_size=dp_size,
         info=info,
+        read_output=logits_RT.__getitem__,
+        totals={name: (float(micro_batch[SUM_OF + name][0]), float(micro_batch[ROWS_OF + name][0])) for name in summed},
     )
 
 
-def count_columns(mask_RT: Tensor, peak_RT: Tensor | None, mini_batch: int, reduce) -> dict[str, Tensor]:
-    """Count columns (R,) for a rank's rows, cut into mini-batches in order; ``reduce`` sums a tensor over the ranks."""
+def count_columns(mask_RT: Tensor, columns_RT: dict[str, Tensor], mini_batch: int, reduce) -> dict[str, Tensor]:
+    """Count columns (R,) for a rank's rows, cut into mini-batches in order; ``reduce`` sums a tensor over the ranks.
+
+    ``columns_RT``: our per-token columns by name, whose sums and rows above 0 are counted as well.
+    """
     mini_R = torch.arange(len(mask_RT), device=mask_RT.device) // mini_batch
     numbers = {NUM_TOKENS: mask_RT.sum(-1), NUM_ROWS: mask_RT.bool().any(-1)}
-    if peak_RT is not None:
-        numbers[NUM_PEAKS] = (peak_RT > 0).any(-1)
-    columns = {}
+    for name, column_RT in columns_RT.items():
+        inside_RT = torch.where(mask_RT.bool(), column_RT, 0.0)
+        numbers[SUM_OF + name] = inside_RT.double().sum(-1)
+        numbers[ROWS_OF + name] = (inside_RT > 0).any(-1)
+    counts = {}
     for name, number_R in numbers.items():
         total_M = torch.zeros(int(mini_R[-1]) + 1, dtype=torch.float64, device=mask_RT.device)
-        columns[name] = reduce(total_M.index_add_(0, mini_R, number_R.double()))[mini_R]
-    return columns
+        counts[name] = reduce(total_M.index_add_(0, mini_R, number_R.double()))[mini_R]
+    return counts
 
 
 def clip_sides(plan: Plan, loss: dict[str, Any]) -> dict[str, Tensor]:

@@ -14,11 +14,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy.config import checks, plan, registry
+from verl_entropy.config import checks, plan
 from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, ConfigError, lookup
 from verl_entropy.diagnostics.settings import ACTING
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.hosts.verl_agent.fingerprints import COMMIT, VERSION
+from verl_entropy.methods import registry
 
 ESTIMATORS = ("gae", "grpo", "grpo_passk", "gigpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo")
 """verl-agent's own, the members of its ``AdvantageEstimator``."""
@@ -29,7 +30,6 @@ LOSSES = ("vanilla", "gspo")
 ROW_STATISTICS = ("grpo", "grpo_passk", "gigpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators of verl-agent whose group statistics run over rows, one per turn (``compute_mean_std_cross_steps``)."""
 
-GROUPS = (*ROW_STATISTICS, "gigpo", "loop", "group_norm")
 KEY = "verl_entropy"
 
 
@@ -100,14 +100,14 @@ def _check_advantages(chosen: plan.Plan, raw: Mapping[str, Any]) -> None:
     if chosen.loss is None and chosen.loss_mode not in LOSSES:
         known = sorted({*LOSSES, *registry.names("loss"), *registry.names("clip")})
         raise ConfigError(f"{POLICY_LOSS_PATH}.loss_mode={chosen.loss_mode}: not known. Known: {', '.join(known)}.")
-    checks.check_group_size(chosen, raw, "env.rollout.n", GROUPS, "task")
+    checks.check_group_size(chosen, raw, "env.rollout.n", ROW_STATISTICS, "task")
     _refuse(
         bool(lookup(raw, "algorithm.use_pf_ppo", False)),
         "algorithm.use_pf_ppo=True",
         "it draws the rows anew after the advantages, and turns would be lost or doubled.",
         "Set algorithm.use_pf_ppo=False.",
     )
-    ours = chosen.estimator is not None or bool(chosen.transforms) or chosen.seal is not None
+    ours = chosen.estimator is not None or bool(chosen.transforms) or chosen.head is not None
     _refuse(
         ours and bool(lookup(raw, "reward_model.enable", False)),
         "reward_model.enable=True",
@@ -156,9 +156,10 @@ def prepare(config: DictConfig) -> plan.Plan | None:
         return None
     check(chosen, raw)
     actor = raw["actor_rollout_ref"]["actor"]
+    heads = {m.name for m in registry.methods("head")} | ({chosen.head.name} if chosen.head is not None else set())
     kept = {
         "algorithm": {k: raw["algorithm"][k] for k in ("adv_estimator", "entropy") if k in raw["algorithm"]},
-        "actor_rollout_ref": {"actor": {k: actor[k] for k in ("policy_loss", "seal") if actor.get(k) is not None}},
+        "actor_rollout_ref": {"actor": {k: actor[k] for k in ("policy_loss", "head", *heads) if actor.get(k) is not None}},
     }
     with open_dict(config):
         config.actor_rollout_ref.actor[KEY] = {"chosen": kept, "penalty": penalty_of(raw)}

@@ -31,11 +31,11 @@ class EntropyWorkerMixin:
         self.actor = EntropyActor(**arguments, plan=self._plan, head=self._head())
 
     def _head(self) -> OutsideHead | None:
-        if self._plan.seal is None:
+        if self._plan.head is None:
             return None
         size = self.actor_model_config.get_text_config().hidden_size
         actor, device = self.config.actor, get_torch_device().current_device()
-        return OutsideHead(size, self._plan.seal.settings, actor.optim, device, average, max_norm=float(actor.grad_clip))
+        return OutsideHead(size, self._plan.head, actor.optim, device, average, max_norm=float(actor.grad_clip))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto):

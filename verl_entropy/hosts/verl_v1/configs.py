@@ -8,54 +8,72 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossConfig
 
-from verl_entropy.config import plan, registry
+from verl_entropy.config import plan
 from verl_entropy.config import settings as config
+from verl_entropy.methods import registry
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, DictConfig):
-        return OmegaConf.to_container(value, resolve=True)
-    return value
-
-
-_loss_side = [a.name for a in registry.ALGORITHMS if a.kind in ("loss", "clip", "regularizer")]
-_loss_side = list(dict.fromkeys(_loss_side))
+_SECTIONS = list(dict.fromkeys(m.name for kind in ("loss", "clip", "regularizer") for m in registry.methods(kind)))
 EntropyPolicyLossConfig = dataclasses.make_dataclass(
     "EntropyPolicyLossConfig",
-    [("regularizer", Any, None), ("clip_controller", Any, None), *((name, Any, None) for name in _loss_side)],
+    [
+        ("regularizer", Any, None),
+        ("clip_controller", Any, None),
+        ("sections", Any, None),
+        *((name, Any, None) for name in _SECTIONS),
+    ],
     bases=(PolicyLossConfig,),
-    namespace={"__doc__": "PolicyLossConfig plus ``regularizer`` and one section per loss and regulariser of ours."},
+    namespace={
+        "__doc__": "PolicyLossConfig plus ``regularizer``, ``clip_controller`` and one section per method; ``sections`` holds those of "
+        "methods that are named as pkg.mod:NAME."
+    },
 )
 EntropyPolicyLossConfig.__module__ = __name__
 
 
 @dataclass
 class EntropyFSDPEngineConfig(FSDPEngineConfig):
-    """FSDPEngineConfig plus the head and the choice of the log-prob pass."""
+    """FSDPEngineConfig plus the head, the methods that read the logits, and the choice of the log-prob pass."""
 
-    seal: Any = None
+    head: Any = None
+    """{"word": how the configuration names it, "settings": {...}}, or None."""
     log_probs: str = "auto"
-    vocab_centre: bool = False
-    """The log-prob pass also gives sum_v p_v^2 (H + log p_v) (clip_v)."""
-    nucleus: Any = None
-    """The log-prob pass and the update also give the entropy of the nucleus: {top_p, crossing} (SIREN)."""
-
+    logits: Any = None
+    """The methods that compute something from the logits: a list of {"kind", "word", "settings"}, or None."""
     sample: bool = False
     """The log-prob pass may be asked for hidden states and gradients of sampled tokens (diagnostics)."""
 
-    def seal_settings(self) -> config.Seal | None:
-        """The head's settings, or None without a head."""
-        return None if self.seal is None else config.parse(config.Seal, _plain(self.seal), config.SEAL_PATH)
+    def chosen_head(self) -> plan.Choice | None:
+        """The head and its settings, or None without one."""
+        return None if self.head is None else _choice("head", _plain(self.head))
+
+    def logits_methods(self) -> list[plan.Choice]:
+        """The methods that compute something from the logits."""
+        return [_choice(entry["kind"], entry) for entry in _plain(self.logits) or ()]
+
+
+def _plain(value: Any) -> Any:
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    return value
+
+
+def _choice(kind: str, entry: Any) -> plan.Choice:
+    method = registry.get(kind, entry["word"])
+    return plan.Choice(method, config.parse(method.settings, entry["settings"], method.path))
 
 
 @dataclass
 class EntropyFSDPActorConfig(FSDPActorConfig):
-    """FSDPActorConfig plus the ``seal`` section; built in a training worker, it refuses to go on without our seams."""
+    """FSDPActorConfig plus the head; built in a training worker, it refuses to go on without our seams."""
 
     seal: Any = None
+    head: Any = None
+    """Name or pkg.mod:NAME of a head."""
+    head_section: Any = None
+    """Settings of a head other than seal, by its name."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,10 +82,13 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
             _check_worker(workers, self.strategy)
 
     def loss_plan(self) -> plan.Plan:
-        """The loss side of the plan (regulariser, loss, head), checked."""
+        """The loss side of the plan (regularizer, loss, head), checked."""
         section = {f.name: _plain(getattr(self.policy_loss, f.name)) for f in dataclasses.fields(self.policy_loss)}
-        section = {k: v for k, v in section.items() if k in ("loss_mode", "regularizer", "clip_controller", *_loss_side)}
-        return plan.read({"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), "seal": _plain(self.seal)}}})
+        outside = section.pop("sections", None) or {}
+        section = {k: v for k, v in section.items() if k in ("loss_mode", "regularizer", "clip_controller", *_SECTIONS)}
+        head = {"seal": _plain(self.seal), "head": self.head, **(_plain(self.head_section) or {})}
+        actor = {"policy_loss": _drop_none({**section, **outside}), **_drop_none(head)}
+        return plan.read({"actor_rollout_ref": {"actor": actor}})
 
 
 def _drop_none(section: dict[str, Any]) -> dict[str, Any]:

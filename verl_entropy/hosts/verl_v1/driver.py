@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -18,6 +19,7 @@ from verl_entropy.config.settings import ConfigError
 from verl_entropy.config.spelling import check_spelling
 from verl_entropy.hosts.install import compat, hooks, patched
 from verl_entropy.log import say
+from verl_entropy.methods import registry
 
 ACTOR = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig"
 POLICY_LOSS = "verl_entropy.hosts.verl_v1.configs.EntropyPolicyLossConfig"
@@ -63,6 +65,7 @@ def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
     from verl_entropy.hosts.verl_v1 import registration
 
     import_external_libs(external_lib)
+    registration.register_outside(core_algos, chosen)
     if chosen.base not in core_algos.ADV_ESTIMATOR_REGISTRY:
         known = ", ".join(sorted(core_algos.ADV_ESTIMATOR_REGISTRY))
         raise ConfigError(f"algorithm.adv_estimator={chosen.base}: not registered. Known: {known}.")
@@ -70,9 +73,9 @@ def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
         known = ", ".join(sorted(core_algos.POLICY_LOSS_REGISTRY))
         raise ConfigError(f"actor_rollout_ref.actor.policy_loss.loss_mode={chosen.loss_mode}: not registered. Known: {known}.")
     for choice in (chosen.estimator, chosen.loss):
-        if choice is not None and choice.name in registration.REFUSED:
+        if choice is not None and choice.method.word in registration.REFUSED:
             raise ConfigError(
-                f"{choice.algorithm.key}: {registration.REFUSED[choice.name]} registered that name before verl-entropy did. "
+                f"{choice.method.key}: {registration.REFUSED[choice.method.word]} registered that name before verl-entropy did. "
                 "Remove or rename the other one (VERL_USE_EXTERNAL_MODULES, VERL_USE_EXTERNAL_PLUGINS)."
             )
 
@@ -98,15 +101,14 @@ def prepare(config: DictConfig) -> plan.Plan | None:
         config.algorithm.adv_estimator = chosen.base
         arr.actor.policy_loss.loss_mode = chosen.loss_mode
         _keep_choice(config, chosen)
-        if "vocab_centre" in chosen.needs:
-            arr.actor.fsdp_config.vocab_centre = True
-        if "nucleus" in chosen.needs:
-            s = chosen.regularizer.settings
-            arr.actor.fsdp_config.nucleus = {"top_p": s.top_p, "crossing": s.crossing}
+        _keep_sections(arr.actor, chosen)
+        readers = [c for c in chosen.choices if c.method.logits is not None]
+        if readers:
+            arr.actor.fsdp_config.logits = [{"kind": c.method.kind, **_told(c)} for c in readers]
         if chosen.diagnostics.enabled and chosen.diagnostics.costly_every:
             arr.actor.fsdp_config.sample = True
-        if chosen.seal is not None:
-            arr.actor.fsdp_config.seal = OmegaConf.to_container(arr.actor.seal, resolve=True)
+        if chosen.head is not None:
+            arr.actor.fsdp_config.head = _told(chosen.head)
         if "grad_entropy" in chosen.needs:
             arr.actor.calculate_entropy = True
     return chosen
@@ -129,13 +131,33 @@ def check_values(config: DictConfig) -> list[str]:
     return found
 
 
+def _told(choice: plan.Choice) -> dict[str, Any]:
+    """A choice as the engine's configuration holds it."""
+    return {"word": choice.method.word, "settings": dataclasses.asdict(choice.settings)}
+
+
+def _keep_sections(actor: DictConfig, chosen: plan.Plan) -> None:
+    """verl builds its dataclasses from these nodes: sections of methods from outside go where those have a field for them."""
+    loss_side = [c for c in (chosen.loss, chosen.clip, chosen.regularizer) if c is not None and c.method.chosen_as]
+    for choice in loss_side:
+        section = actor.policy_loss.pop(choice.name, None)
+        if section is not None:
+            actor.policy_loss.sections = {**(actor.policy_loss.get("sections") or {}), choice.name: section}
+    known = {m.name for m in registry.methods("head")} - {"seal"}
+    for name in known | ({chosen.head.name} if chosen.head is not None and chosen.head.method.chosen_as else set()):
+        section = actor.pop(name, None)
+        if section is not None:
+            actor.head_section = {name: section}
+            actor.head = actor.get("head") or name
+
+
 def _keep_choice(config: DictConfig, chosen: plan.Plan) -> None:
     """Write the chosen transforms and clip controller where the other processes read them."""
     if "entropy" not in config.algorithm:
         config.algorithm.entropy = {}
-    config.algorithm.entropy.transforms = [t.name for t in chosen.transforms]
+    config.algorithm.entropy.transforms = [t.method.word for t in chosen.transforms]
     if chosen.clip is not None:
-        config.actor_rollout_ref.actor.policy_loss.clip_controller = chosen.clip.name
+        config.actor_rollout_ref.actor.policy_loss.clip_controller = chosen.clip.method.word
 
 
 def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:

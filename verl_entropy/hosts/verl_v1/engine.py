@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's FSDP engine with the SEAL head inside the root module and one fp32 pass for log-probs and entropy.
+"""verl's FSDP engine with an auxiliary head inside the root module and one fp32 pass for log-probs and entropy.
 
 With packed rows that pass has the model compute logits only where a response token is predicted.
 
@@ -24,24 +24,21 @@ from verl_entropy.config import checks
 from verl_entropy.diagnostics import sampling
 from verl_entropy.hosts.common.loss_tools import trained_positions, trained_tokens
 from verl_entropy.hosts.common.trainer_keys import (
-    NUCLEUS_ENTROPY,
-    NUM_PEAK_ROWS,
+    HEAD_LOGITS,
+    HEAD_ROWS,
+    HEAD_TOKENS,
     NUM_ROWS,
     NUM_SAMPLED,
+    PREFIX,
     SAMPLE_CODE,
     SAMPLE_LEAD,
     SAMPLED,
-    SEAL_LOGITS,
-    SEAL_ROWS,
-    SEAL_TOKENS,
-    VOCAB_CENTRE,
+    TOTALS,
 )
 from verl_entropy.hosts.verl_v1.configs import EntropyFSDPEngineConfig
 from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
 from verl_entropy.log import say
-from verl_entropy.methods.heads.seal_head import SealHead
-from verl_entropy.methods.regularizers.siren import nucleus_entropy
-from verl_entropy.methods.transforms.clip_v import vocab_centre
+from verl_entropy.methods.method import LogitsOutput
 
 HEAD = "seal_head"
 """Name of the head inside the root module, and prefix of its parameters."""
@@ -50,10 +47,10 @@ PREDICTING = "verl_entropy_predicting"
 
 
 @dataclass
-class CausalLMOutputWithSeal(CausalLMOutputWithPast):
+class CausalLMOutputWithHead(CausalLMOutputWithPast):
     """The model's output plus the head's logits (N,), one per trained response token in row order."""
 
-    seal_logits: torch.FloatTensor | None = None
+    head_logits: torch.FloatTensor | None = None
 
 
 def has_flash_cross_entropy() -> bool:
@@ -63,8 +60,8 @@ def has_flash_cross_entropy() -> bool:
     return bool(torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE)
 
 
-def attach_head(module: torch.nn.Module, head: SealHead) -> None:
-    """Put ``head`` into ``module`` and its logits into the output, for positions given as ``seal_positions``."""
+def attach_head(module: torch.nn.Module, head: torch.nn.Module) -> None:
+    """Put ``head`` into ``module`` and its logits into the output, for positions given as ``head_positions``."""
     module.add_module(HEAD, head)
     # Its own FSDP unit: own flat parameter and optimiser entry, so that it can be cut out of a checkpoint.
     module._no_split_modules = [*(module._no_split_modules or []), type(head).__name__]
@@ -83,19 +80,19 @@ def attach_head(module: torch.nn.Module, head: SealHead) -> None:
     inner = module.forward
 
     @functools.wraps(inner)
-    def forward(*args, seal_positions=None, **kwargs):
-        if seal_positions is not None:
-            capture["positions"] = seal_positions
+    def forward(*args, head_positions=None, **kwargs):
+        if head_positions is not None:
+            capture["positions"] = head_positions
         output = inner(*args, **kwargs)
-        if seal_positions is None:
+        if head_positions is None:
             return output
-        return CausalLMOutputWithSeal(
+        return CausalLMOutputWithHead(
             loss=output.loss,
             logits=output.logits,
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
-            seal_logits=capture.pop("logits"),
+            head_logits=capture.pop("logits"),
         )
 
     module.forward = forward
@@ -115,11 +112,18 @@ class EntropyEngineMixin:
         return isinstance(self.engine_config, EntropyFSDPEngineConfig)
 
     @functools.cached_property
-    def _seal(self):
-        """Settings of the head; None without one and for the reference model."""
+    def _head(self):
+        """The head and its settings; None without one and for the reference model."""
         if not self._ours or self.engine_config.forward_only:
             return None
-        return self.engine_config.seal_settings()
+        return self.engine_config.chosen_head()
+
+    @functools.cached_property
+    def _logits_readers(self) -> dict[str, LogitsOutput]:
+        """What the chosen methods compute from the logits, by name."""
+        if not self._ours or self.engine_config.forward_only:
+            return {}
+        return {name: o for c in self.engine_config.logits_methods() for name, o in c.method.logits(c.settings).items()}
 
     @functools.cached_property
     def _chunked(self) -> bool:
@@ -141,9 +145,8 @@ class EntropyEngineMixin:
             say(
                 f"logits are computed for prompt tokens too (more memory): {type(module).__name__}.forward takes no tensor logits_to_keep"
             )
-        if self._seal is not None:
-            s = self._seal
-            head = SealHead(module.config.get_text_config().hidden_size, layers=s.layers, dropout=s.dropout, seed=s.seed)
+        if self._head is not None:
+            head = self._head.method.build(module.config.get_text_config().hidden_size, self._head.settings, None)
             dtype = next(module.parameters()).dtype
             attach_head(module, head.to(dtype))
         if self._ours and self.engine_config.sample and not self.engine_config.forward_only:
@@ -152,12 +155,12 @@ class EntropyEngineMixin:
 
     def prepare_model_inputs(self, micro_batch):
         model_inputs, output_args = super().prepare_model_inputs(micro_batch)
-        if self._seal is not None and torch.is_grad_enabled():
+        if self._head is not None and torch.is_grad_enabled():
             packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
-            shift = -1 if self._seal.hidden_shift == "predicting" else 0
+            shift = self._head.method.shift(self._head.settings)
             token_N, row_N = trained_tokens(micro_batch)
-            model_inputs["seal_positions"] = trained_positions(micro_batch, packed, shift, token_N, row_N)
-            output_args[SEAL_TOKENS], output_args[SEAL_ROWS] = token_N, row_N
+            model_inputs["head_positions"] = trained_positions(micro_batch, packed, shift, token_N, row_N)
+            output_args[HEAD_TOKENS], output_args[HEAD_ROWS] = token_N, row_N
         if self._ours_reads(micro_batch) or self._collector is not None:
             predicting = self._predicting(micro_batch, model_inputs["input_ids"].numel())
             output_args[PREDICTING] = predicting
@@ -196,8 +199,8 @@ class EntropyEngineMixin:
             model_output = self._chunked_outputs(output, output_args, micro_batch)
         else:
             model_output = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        if isinstance(output, CausalLMOutputWithSeal):
-            model_output |= {SEAL_LOGITS: output.seal_logits, **{key: output_args[key] for key in (SEAL_TOKENS, SEAL_ROWS)}}
+        if isinstance(output, CausalLMOutputWithHead):
+            model_output |= {HEAD_LOGITS: output.head_logits, **{key: output_args[key] for key in (HEAD_TOKENS, HEAD_ROWS)}}
         return model_output
 
     def _chunked_outputs(self, output, output_args, micro_batch):
@@ -230,17 +233,12 @@ class EntropyEngineMixin:
 
     def _logit_outputs(self, logits_NV: torch.Tensor, scale) -> dict[str, torch.Tensor]:
         """Outputs of methods that read the logits themselves; each works in chunks."""
-        if self.engine_config.forward_only or not (self.engine_config.vocab_centre or self.engine_config.nucleus):
-            return {}
-        outputs = {}
-        if self.engine_config.vocab_centre and not torch.is_grad_enabled():
-            outputs[VOCAB_CENTRE] = vocab_centre(logits_NV, temperature=scale)
-        if self.engine_config.nucleus:
-            nucleus = self.engine_config.nucleus
-            outputs[NUCLEUS_ENTROPY] = nucleus_entropy(
-                logits_NV, nucleus["top_p"], crossing=nucleus["crossing"], temperature=scale
-            )
-        return outputs
+        training = torch.is_grad_enabled()
+        return {
+            PREFIX + name: output.compute(logits_NV, temperature=scale)
+            for name, output in self._logits_readers.items()
+            if output.in_update or not training
+        }
 
     # ---- sample of the diagnostics ----------------------------------------------------------------------------
 
@@ -288,21 +286,30 @@ class EntropyEngineMixin:
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if self._ours and loss_function is not None:
-            tu.assign_non_tensor(data, **{NUM_ROWS: self._global_rows(data["loss_mask"])})
-            if "verl_entropy_peak" in data.keys():
-                tu.assign_non_tensor(data, **{NUM_PEAK_ROWS: self._global_rows(data["verl_entropy_peak"])})
+            rows, totals = self._global_totals(data)
+            tu.assign_non_tensor(data, **{NUM_ROWS: rows, TOTALS: totals})
         number = tu.get_non_tensor_data(data=data, key=NUM_SAMPLED, default=0) if self._ours and forward_only else 0
         if number and loss_function is None and not self.engine_config.forward_only and not self.use_ulysses_sp:
             return self._sampling_pass(data, number)
         return super().forward_backward_batch(data, loss_function, forward_only)
 
-    def _global_rows(self, mask: torch.Tensor) -> float:
-        """Rows of the mini-batch, over all ranks, whose nested mask has a one."""
-        ends = mask.offsets().to(mask.values().device)
-        running = torch.nn.functional.pad((mask.values() > 0).long().cumsum(0), (1, 0))
-        rows = (running[ends[1:]] > running[ends[:-1]]).sum().to(get_device_id())
-        torch.distributed.all_reduce(rows, group=self.get_data_parallel_group())
-        return float(rows.item())
+    def _global_totals(self, data) -> tuple[float, dict[str, list[float]]]:
+        """Over the mini-batch and all ranks: rows with a trained token; and of each of our columns the sum, and its rows above 0."""
+        names = [k for k in data.keys() if k.startswith(PREFIX) and isinstance(data[k], torch.Tensor) and data[k].is_nested]
+        numbers = [_rows_above_0(data["loss_mask"])]
+        for name in names:
+            numbers += [data[name].values().double().sum(), _rows_above_0(data[name])]
+        total = torch.stack([x.double() for x in numbers]).to(get_device_id())
+        torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
+        rows, *rest = total.tolist()
+        return rows, {name.removeprefix(PREFIX): rest[2 * i : 2 * i + 2] for i, name in enumerate(names)}
+
+
+def _rows_above_0(column: torch.Tensor) -> torch.Tensor:
+    """Number of rows of a nested column that hold a value above 0."""
+    ends = column.offsets().to(column.values().device)
+    running = torch.nn.functional.pad((column.values() > 0).long().cumsum(0), (1, 0))
+    return (running[ends[1:]] > running[ends[:-1]]).sum()
 
 
 def _token_temperature(output_args, input_ids: torch.Tensor) -> torch.Tensor:

@@ -9,17 +9,20 @@ depend on how rows are split.
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 
 import torch
 
 from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
-from verl_entropy.hosts.common.context import LossContext, use_loss
+from verl_entropy.hosts.common.context import use_loss
 from verl_entropy.hosts.common.loss_tools import clip_bounds, lengths, response_RT
-from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, WORKER_INFO
-from verl_entropy.methods.losses.clip import masked_log_ratio
-from verl_entropy.methods.losses.gspo import sequence_ratio
+from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WORKER_INFO
+from verl_entropy.hosts.verl_v1 import registration
+from verl_entropy.methods.common.gspo import sequence_ratio
+from verl_entropy.methods.common.ppo_clip import masked_log_ratio
+from verl_entropy.methods.context import LossContext
 
 _plans: dict[int, tuple[object, Plan]] = {}
 
@@ -33,6 +36,7 @@ def _plan(config) -> Plan | None:
     kept = _plans.get(id(config))
     if kept is None or kept[0] is not config:
         kept = _plans[id(config)] = (config, config.loss_plan())
+        registration.register_outside(sys.modules["verl.trainer.ppo.core_algos"], kept[1])
     return kept[1]
 
 
@@ -57,14 +61,17 @@ def _context(plan: Plan, model_output, data) -> LossContext:
         num_rows=float(data[NUM_ROWS]),
         dp_size=int(data["dp_size"]),
         info=dict(info),
+        read_output=lambda name: response_RT(model_output[PREFIX + name], data, width),
+        totals={name: (total, rows) for name, (total, rows) in data[TOTALS].items()},
     )
 
 
 def _move_clip(config, ctx: LossContext) -> None:
-    """ADAPO: the driver's controller sets the upper clip bound of whatever loss runs."""
-    if ctx.plan.clip is not None:
+    """The driver's clip controller sets the upper clip bound of whatever loss runs."""
+    bound = loss_side.upper_clip(ctx.info, ctx.plan)
+    if bound is not None:
         # verl's configuration fields are frozen; this one is a coefficient of this iteration.
-        object.__setattr__(config, "clip_ratio_high", ctx.info["adapo"]["eps_high"])
+        object.__setattr__(config, "clip_ratio_high", bound)
 
 
 def _clip_sides(config, ctx: LossContext) -> None:

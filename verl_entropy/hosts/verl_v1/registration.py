@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_entropy.config import registry
+from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.install import patched
 from verl_entropy.log import say
+from verl_entropy.methods import registry
 
 REFUSED: dict[str, str] = {}
 """Names we could not register, with who holds them."""
@@ -17,6 +18,8 @@ def _free(table: dict, name: str, kind: str) -> bool:
     holder = table.get(name)
     if holder is None:
         return True
+    if holder.__module__.split(".")[0] == __package__.split(".")[0]:
+        return False  # ours, registered before
     REFUSED[name] = f"{holder.__module__}.{holder.__qualname__}"
     say(f"{kind} {name} is already registered by {REFUSED[name]}, which stays; verl-entropy's cannot be chosen in this run")
     return False
@@ -32,7 +35,7 @@ def _estimator(name: str):
         if row_ids is not None and not context.has_advantage():
             given = {"config": config, "entropy": entropy, "old_log_probs": old_log_probs}
             return patched.advantages(name, token_level_rewards, response_mask, index, row_ids, **given)
-        advantages_RT = advantage_side.estimate(name, context.advantage())
+        advantages_RT = advantage_side.estimate(context.advantage())
         return advantages_RT, advantages_RT
 
     estimator.__name__ = estimator.__qualname__ = f"verl_entropy_{name}"
@@ -40,12 +43,28 @@ def _estimator(name: str):
 
 
 def register(core_algos: ModuleType) -> None:
-    """Register everything of the table in ``verl.trainer.ppo.core_algos``."""
+    """Register the registry's estimators and losses in ``verl.trainer.ppo.core_algos``."""
     for name in registry.names("estimator"):
-        if _free(core_algos.ADV_ESTIMATOR_REGISTRY, name, "advantage estimator"):
-            core_algos.register_adv_est(name)(_estimator(name))
+        _register_estimator(core_algos, name)
     for name in registry.names("loss"):
-        if _free(core_algos.POLICY_LOSS_REGISTRY, name, "policy loss"):
-            from verl_entropy.hosts.common import loss_side
+        _register_loss(core_algos, name)
 
-            core_algos.register_policy_loss(name)(loss_side.policy_loss(name))
+
+def register_outside(core_algos: ModuleType, chosen: Plan) -> None:
+    """Register the estimator and the loss that the plan names as pkg.mod:NAME, under those words."""
+    if chosen.estimator is not None and chosen.estimator.method.chosen_as:
+        _register_estimator(core_algos, chosen.estimator.method.word)
+    if chosen.loss is not None and chosen.loss.method.chosen_as:
+        _register_loss(core_algos, chosen.loss.method.word)
+
+
+def _register_estimator(core_algos: ModuleType, name: str) -> None:
+    if _free(core_algos.ADV_ESTIMATOR_REGISTRY, name, "advantage estimator"):
+        core_algos.register_adv_est(name)(_estimator(name))
+
+
+def _register_loss(core_algos: ModuleType, name: str) -> None:
+    if _free(core_algos.POLICY_LOSS_REGISTRY, name, "policy loss"):
+        from verl_entropy.hosts.common import loss_side
+
+        core_algos.register_policy_loss(name)(loss_side.policy_loss(name))

@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from verl_entropy.config import memory, registry, startup
+from verl_entropy.config import memory, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.plan import Choice, Plan
 from verl_entropy.config.settings import lookup
@@ -94,7 +94,7 @@ def _cause(error: BaseException) -> str:
 
 def changed(choice: Choice) -> dict[str, Any]:
     """Settings that are not the class defaults, which are the paper's."""
-    default = choice.algorithm.settings()
+    default = choice.method.settings()
     fields = dataclasses.fields(choice.settings)
     pairs = ((f.name, getattr(choice.settings, f.name), getattr(default, f.name)) for f in fields)
     return {name: value for name, value, usual in pairs if value != usual}
@@ -105,23 +105,16 @@ def effective_entropy_coeff(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
     path = "actor_rollout_ref.actor.entropy_coeff"
     if plan.regularizer is None:
         return {"value": float(lookup(raw, path, 0.0)), "owner": path, "note": "loss = policy loss - value x H"}
-    s = plan.regularizer.settings
-    value, note = {
-        "epo": lambda: (s.entropy_coeff, "loss = policy loss - value x (H - beta P), beta moves over training"),
-        "entropy_bonus": lambda: (
-            s.coef,
-            f"moves between {s.coef_min:g} and {s.coef_max:g}" if s.adaptive else "loss = policy loss - value x H",
-        ),
-        "siren": lambda: (0.0, f"no bonus: loss = policy loss + {s.beta:g} x (H of the peaks - anchor)^2"),
-    }[plan.regularizer.name]()
-    return {"value": value, "owner": plan.regularizer.algorithm.path, "note": note}
+    name, note = plan.regularizer.method.coefficient
+    value = 0.0 if name is None else float(getattr(plan.regularizer.settings, name))
+    return {"value": value, "owner": plan.regularizer.method.path, "note": note or "loss = policy loss - value x H"}
 
 
 def _choice(choice: Choice | None) -> dict[str, Any] | None:
     if choice is None:
         return None
     settings = dataclasses.asdict(choice.settings)
-    return {"name": choice.name, "path": choice.algorithm.path, "settings": settings, "changed": changed(choice)}
+    return {"name": choice.name, "path": choice.method.path, "settings": settings, "changed": changed(choice)}
 
 
 def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +122,7 @@ def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
     actor = lookup(raw, "actor_rollout_ref.actor", {})
     return {
         "presets": sorted(plan.entropy.presets),
-        "base": {"name": plan.base, "from": "verl-entropy" if plan.base in registry.names("estimator") else "verl"},
+        "base": {"name": plan.base, "from": "verl" if plan.estimator is None else plan.estimator.method.origin},
         "estimator": _choice(plan.estimator),
         "transforms": [_choice(t) for t in plan.transforms],
         "policy_loss": {
@@ -143,7 +136,7 @@ def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
         },
         "clip_controller": _choice(plan.clip),
         "regularizer": _choice(plan.regularizer),
-        "head": _choice(plan.seal),
+        "head": _choice(plan.head),
         "entropy_coeff": effective_entropy_coeff(plan, raw),
         "entropy": {
             "unit": "nats",

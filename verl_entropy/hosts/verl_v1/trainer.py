@@ -28,10 +28,10 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, context, state
 from verl_entropy.hosts.common.diagnostics_side import SAMPLE_FIELDS
-from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, PAD_UID, WORKER_INFO, extra_outputs
+from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, PAD_UID, PREFIX, WORKER_INFO
 from verl_entropy.hosts.install import patched
 from verl_entropy.hosts.verl_v1 import driver
-from verl_entropy.methods.losses.steer import steer_omega, steer_range
+from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.upstream import queue
 from verl_entropy.upstream.rows import MARK, pad_rows, settle
 
@@ -121,7 +121,7 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
 
 def _fields(run: state.Run, step: int) -> list[str]:
     """What the advantage phase reads beyond verl."""
-    fields = ["extra_fields", "response_mask", "entropy", *extra_outputs(run.plan)]
+    fields = ["extra_fields", "response_mask", "entropy", *(PREFIX + name for name in advantage_side.logits_outputs(run.plan))]
     return fields + (run.diagnostics.fields(step) if run.diagnostics is not None else [])
 
 
@@ -133,7 +133,7 @@ def _fetch(call: Call, has_entropy: bool) -> Any:
 
         rows = tq.kv_batch_get(keys=call.ride.keys, partition_id=call.batch.partition_id, select_fields=call.ride.read)
     if not has_entropy and "entropy" not in rows.keys() and "entropy" in plan.needs:
-        users = [c.name for c in plan.choices if "entropy" in c.algorithm.needs]
+        users = [c.name for c in plan.choices if "entropy" in c.method.needs]
         raise RuntimeError(
             f"verl-entropy: {', '.join(users)} needs the entropy of the old-log-prob pass, and this batch has none. "
             "Set algorithm.rollout_correction.bypass_mode=False."
@@ -156,17 +156,17 @@ def _after_base(original, call: Call, data, batch_keys, args, kwargs):
     return data
 
 
-def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -> context.AdvantageContext:
+def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -> AdvantageContext:
     """What every method starts from: the batch's rows as turns, with the outputs of the log-prob pass."""
     plan = call.run.plan
-    threshold = plan.seal.settings.success_threshold if plan.seal else 0.0
+    threshold = plan.success_threshold
     turns, extra = rows_to_turns(data, rows, list(batch_keys), threshold)
     mask_RT = data.batch["response_mask"].bool()
     entropy_RT = data.batch["entropy"].float() if has_entropy else None
     if "entropy" in rows.keys():
         entropy_RT = pad_rows(rows["entropy"], mask_RT.shape[1]).float()
     old_log_probs = data.batch["old_log_probs"].float() if "old_log_probs" in data.batch.keys() else None
-    ctx = context.AdvantageContext(
+    ctx = AdvantageContext(
         plan=plan,
         step=int(call.trainer.global_steps),
         total_steps=int(call.trainer.total_training_steps),
@@ -197,7 +197,7 @@ def ending_metrics(extra_fields: list[dict], keys: list[str]) -> dict[str, float
     return {f"verl_entropy/episodes/{name}": value for name, value in found.items()}
 
 
-def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
+def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
     """Controllers, base estimator and transforms; fills the call's columns and worker info."""
     columns: dict[str, torch.Tensor] = {}
     call.run.advance(ctx)
@@ -216,7 +216,7 @@ def _advantages(original, call: Call, ctx: context.AdvantageContext, data, rows:
     columns.update(advantage_side.worker_columns(ctx))
     offsets = rows["response_mask"].offsets()
     call.ride.write = {name: _nested(c, offsets) if c.dim() == 2 else c for name, c in columns.items()}
-    ctx.info.update(loss_ranges(ctx))
+    ctx.info.update(advantage_side.batch_info(ctx))
     call.info.update(ctx.info)
     call.metrics.update(ctx.metrics)
     return data
@@ -227,23 +227,14 @@ def _extra_outputs(rows: Any, plan: Plan, width: int) -> dict[str, torch.Tensor]
     from verl.workers.utils.padding import response_from_nested
 
     found = {}
-    for name in extra_outputs(plan):
-        if name not in rows.keys():
+    for name in advantage_side.logits_outputs(plan):
+        key = PREFIX + name
+        if key not in rows.keys():
             raise RuntimeError(
-                f"verl-entropy: the log-prob pass gave no {name}; the training engine is not ours. Check `verl-entropy doctor`."
+                f"verl-entropy: the log-prob pass gave no {key}; the training engine is not ours. Check `verl-entropy doctor`."
             )
-        found[name.removeprefix("verl_entropy_")] = pad_rows(response_from_nested(rows[name], rows["response_mask"]), width)
+        found[name] = pad_rows(response_from_nested(rows[key], rows["response_mask"]), width)
     return found
-
-
-def loss_ranges(ctx: context.AdvantageContext) -> dict[str, Any]:
-    """Statistics over the whole batch that a policy loss needs and that a micro-batch cannot know."""
-    if ctx.plan.loss is None or ctx.plan.loss.name != "steer" or ctx.plan.loss.settings.range != "batch":
-        return {}
-    old_RT = torch.where(ctx.mask_RT, ctx.old_log_probs_RT, 0.0)
-    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropy_RT)
-    low, high = steer_range(omega_RT, ctx.mask_RT)
-    return {"steer": {"omega_min": float(low), "omega_max": float(high)}}
 
 
 def _for_workers(trainer: Any, batch: Any, *, sample: bool = False) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -13,6 +14,24 @@ from torch import Tensor
 
 from verl_entropy.batch.numerics import center_by_group
 from verl_entropy.batch.turns import Turns
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Estimator, Metric, setting
+from verl_entropy.methods.result import RowScores
+
+
+@dataclass(frozen=True)
+class GiGPO:
+    """Group-in-group policy optimisation: episode advantage + omega x step advantage (arXiv 2505.10978)."""
+
+    gamma: float = setting(0.95, "discount of the step return (Eq. 5)", ge=0.0, le=1.0)
+    omega: float = setting(1.0, "weight of the step advantage (Eq. 8)", ge=0.0)
+    norm: str = setting("mean_std", "F_norm: divide by the group's std, or by 1", choices=("mean_std", "mean"))
+    statistics: str = setting(
+        "trajectory", "group statistics over trajectories (paper) or rows (verl-agent's code)", choices=("trajectory", "row")
+    )
+    similarity: float | None = setting(
+        None, "group observations whose difflib ratio reaches this; null: equal only", gt=0.0, le=1.0
+    )
 
 
 def gigpo(
@@ -125,6 +144,8 @@ def anchor_groups(turns: Turns, similarity: float | None = None) -> Tensor:
     Distinct observations are visited by the earliest turn that saw them, then by text, so the order of the
     rows does not matter (the authors' code visits them in batch order).
     """
+    if not turns.num_turns:
+        return torch.zeros(0, dtype=torch.long, device=turns.device)
     if turns.anchor_K is None:
         raise ValueError(
             "GiGPO needs the observation of every turn and got none (turn_fields without 'anchor'). Let the "
@@ -207,3 +228,36 @@ def _metrics(episode_K: Tensor, step_K: Tensor, return_K: Tensor, anchor_K: Tens
         "step_advantage_abs": step,
     }
     return {name: float(value) for name, value in values.items()}
+
+
+def _apply(ctx: AdvantageContext, s: GiGPO) -> tuple[Tensor, dict[str, float]]:
+    return gigpo(ctx.turns, gamma=s.gamma, omega=s.omega, norm=s.norm, statistics=s.statistics, similarity=s.similarity)
+
+
+def _over_rows(rows: RowScores, s: GiGPO) -> tuple[Tensor, dict[str, float]]:
+    return_K = step_returns(rows.trajectories(), s.gamma)
+    return gigpo(rows.scored(return_K), statistics="row", omega=s.omega, norm=s.norm, similarity=s.similarity, singleton="raw")
+
+
+GIGPO = Estimator(
+    name="gigpo",
+    summary="episode advantage plus step advantage among turns that saw the same observation",
+    when="long episodes with sparse rewards whose states recur",
+    cost="a few ms per batch on the CPU",
+    source="arXiv 2505.10978, Eqs. 3-8",
+    settings=GiGPO,
+    function="verl_entropy.methods.estimators.gigpo.gigpo",
+    needs=frozenset({"group", "anchor"}),
+    metrics={
+        "anchor_groups": Metric(
+            "groups of turns that act on the same observation of a prompt", "groups", "GiGPO, arXiv 2505.10978"
+        ),
+        "anchor_group_size": Metric("turns per anchor group", "turns", "GiGPO"),
+        "turns_alone_in_anchor_group": Metric("share of turns whose observation no other rollout shares", "share", "GiGPO"),
+        "step_return": Metric("mean discounted return of a turn", "reward", "GiGPO, Eq. 5"),
+        "episode_advantage_abs": Metric("mean size of the episode advantage", "advantage", "GiGPO, Eq. 3"),
+        "step_advantage_abs": Metric("mean size of the step advantage", "advantage", "GiGPO, Eq. 7"),
+    },
+    apply=_apply,
+    over_rows=_over_rows,
+)

@@ -3,11 +3,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.turns import Turns
+from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.estimators.gigpo import episode_advantage
+from verl_entropy.methods.method import Estimator, Metric, setting
+from verl_entropy.methods.result import RowScores
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """Score relative to the other rollouts of the prompt: GRPO (arXiv 2402.03300) and Dr.GRPO (arXiv 2503.20783)."""
+
+    norm: str = setting("mean_std", "divide by the group's std (GRPO) or not (Dr.GRPO)", choices=("mean_std", "mean"))
+    statistics: str = setting(
+        "trajectory", "group statistics over trajectories (papers) or rows (verl-agent's code)", choices=("trajectory", "row")
+    )
+    singleton: str = setting("zero", "a group of one: advantage 0, or its raw score (verl's GRPO)", choices=("zero", "raw"))
 
 
 def group_norm(
@@ -45,3 +61,30 @@ def group_norm(
         "singleton_groups": float((members_P == 1).double().mean()),
     }
     return advantages_K.float(), metrics
+
+
+def _apply(ctx: AdvantageContext, s: GroupNorm) -> tuple[Tensor, dict[str, float]]:
+    return group_norm(ctx.turns, statistics=s.statistics, norm=s.norm, singleton=s.singleton)
+
+
+def _over_rows(rows: RowScores, s: GroupNorm) -> tuple[Tensor, dict[str, float]]:
+    return group_norm(rows.scored(None), statistics="row", norm=s.norm, singleton=s.singleton)
+
+
+GROUP_NORM = Estimator(
+    name="group_norm",
+    summary="GRPO or Dr.GRPO with statistics over trajectories or rows",
+    when="to compare with verl-agent, whose group statistics run over rows",
+    cost="negligible",
+    source="arXiv 2402.03300; arXiv 2503.20783",
+    settings=GroupNorm,
+    function="verl_entropy.methods.estimators.group_norm.group_norm",
+    needs=frozenset({"group"}),
+    metrics={
+        "advantage_abs": Metric("mean size of the advantage", "advantage", "GRPO, arXiv 2402.03300"),
+        "zero_groups": Metric("share of groups without any advantage", "share", "GRPO"),
+        "singleton_groups": Metric("share of groups with one trajectory", "share", "GRPO"),
+    },
+    apply=_apply,
+    over_rows=_over_rows,
+)

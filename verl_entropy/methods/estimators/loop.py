@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import center_by_group
 from verl_entropy.batch.turns import Turns
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Estimator, Metric, setting
+from verl_entropy.methods.result import RowScores
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Leave-one-out advantage of RLOO, the base of LOOP (REPO paper, sec. 2)."""
+
+    statistics: str = setting("trajectory", "leave one trajectory or one row out", choices=("trajectory", "row"))
 
 
 def loop(turns: Turns, *, statistics: str = "trajectory", singleton: str = "zero") -> tuple[Tensor, dict[str, float]]:
@@ -33,3 +45,26 @@ def loop(turns: Turns, *, statistics: str = "trajectory", singleton: str = "zero
     centered_N = center_by_group(score_N, group_N, turns.num_groups, singleton=singleton)
     advantages_K = (centered_N * count_N / (count_N - 1).clamp(min=1)).float()[of_turn_K]
     return advantages_K, {"advantage_abs": float(advantages_K.abs().mean())} if turns.num_turns else {}
+
+
+def _apply(ctx: AdvantageContext, s: Loop) -> tuple[Tensor, dict[str, float]]:
+    return loop(ctx.turns, statistics=s.statistics)
+
+
+def _over_rows(rows: RowScores, s: Loop) -> tuple[Tensor, dict[str, float]]:
+    return loop(rows.scored(None), statistics="row", singleton="raw")
+
+
+LOOP = Estimator(
+    name="loop",
+    summary="leave-one-out baseline over trajectories, no division by the std",
+    when="an unbiased base for LOOP, DAPO and REPO",
+    cost="negligible",
+    source="REPO paper, sec. 2 (RLOO)",
+    settings=Loop,
+    function="verl_entropy.methods.estimators.loop.loop",
+    needs=frozenset({"group"}),
+    metrics={"advantage_abs": Metric("mean size of the advantage", "advantage", "RLOO, REPO paper sec. 2")},
+    apply=_apply,
+    over_rows=_over_rows,
+)

@@ -3,10 +3,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from verl_entropy.methods.losses.clip import MAX_LOG_RATIO, Info, apply_dual_clip, check_clip, clip_info, masked, masked_log_ratio
+from verl_entropy.methods.common.ppo_clip import (
+    MAX_LOG_RATIO,
+    Info,
+    apply_dual_clip,
+    check_clip,
+    clip_info,
+    masked,
+    masked_log_ratio,
+)
+from verl_entropy.methods.context import ClipBounds, LossContext
+from verl_entropy.methods.method import Loss, Metric
+
+
+@dataclass(frozen=True)
+class AepoLoss:
+    """Entropy-balanced clipping of AEPO (arXiv 2510.14545); the bounds are verl's clip_ratio_low, _high and _c."""
 
 
 def aepo(
@@ -51,3 +68,33 @@ def aepo(
     with torch.no_grad():
         info = clip_info(ratio, advantages, loss, eps_low, eps_high, dual_clip) | {"ppo_kl": -log_ratio.detach()}
     return apply_dual_clip(loss, advantages, dual_clip), info
+
+
+def _apply(
+    ctx: LossContext,
+    s: AepoLoss,
+    clip: ClipBounds,
+    log_prob_RT: Tensor,
+    old_log_prob_RT: Tensor,
+    advantages_RT: Tensor,
+    mask_RT: Tensor,
+) -> tuple[Tensor, Info]:
+    return aepo(log_prob_RT, old_log_prob_RT, advantages_RT, mask_RT, eps_low=clip.low, eps_high=clip.high, dual_clip=clip.dual)
+
+
+AEPO = Loss(
+    name="aepo",
+    summary="PPO's value, but the gradient of good tokens above the clip bound is kept, bounded",
+    when="clip-higher loses the gradient of exploring tokens",
+    cost="none measurable",
+    source="arXiv 2510.14545",
+    settings=AepoLoss,
+    function="verl_entropy.methods.losses.aepo.aepo",
+    metrics={
+        "clipfrac_high": Metric("share of tokens clipped above by the loss", "share", "AEPO"),
+        "clipfrac_low": Metric("share of tokens clipped below", "share", "AEPO"),
+        "clipfrac_dual": Metric("share of tokens at the dual clip", "share", "AEPO"),
+        "ppo_kl": Metric("mean log pi_old - log pi", "nats", "AEPO"),
+    },
+    apply=_apply,
+)

@@ -4,12 +4,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import rounding
-from verl_entropy.methods.losses.clip import Info, masked, ppo_clip
+from verl_entropy.methods.common.ppo_clip import Info, masked, ppo_clip
+from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
+from verl_entropy.methods.method import Loss, Metric, setting
+
+
+@dataclass(frozen=True)
+class Steer:
+    """Clipped loss times a weight that falls with the token's predicted entropy change (arXiv 2510.10150)."""
+
+    mode: str = setting("exp", "shape of the weight", choices=("exp", "linear"))
+    w_min: float = setting(0.8, "smallest weight (release .8; a later version of the paper .7)", gt=0.0, le=1.0)
+    w_max: float = setting(1.2, "largest weight of mode=linear", ge=1.0)
+    range: str = setting(
+        "batch",
+        "extrema of the predicted change: of the batch, at the old policy; or of each micro-batch (authors' code)",
+        choices=("batch", "micro_batch"),
+    )
+
 
 MODES = ("exp", "linear")
 MIN_PROB = 1e-8
@@ -120,3 +139,60 @@ def steer(
     omega = steer_omega(log_prob_RT, old_log_prob_RT, advantages_RT, mask_RT, entropy_RT)
     weight = steer_weights(omega, mask_RT, mode=mode, w_min=w_min, w_max=w_max, omega_min=omega_min, omega_max=omega_max)
     return loss * weight, info | {"steer_weight": weight, "steer_omega": omega}
+
+
+def _apply(
+    ctx: LossContext,
+    s: Steer,
+    clip: ClipBounds,
+    log_prob_RT: Tensor,
+    old_log_prob_RT: Tensor,
+    advantages_RT: Tensor,
+    mask_RT: Tensor,
+) -> tuple[Tensor, Info]:
+    return steer(
+        log_prob_RT,
+        old_log_prob_RT,
+        advantages_RT,
+        mask_RT,
+        ctx.old_entropy(),
+        mode=s.mode,
+        w_min=s.w_min,
+        w_max=s.w_max,
+        eps_low=clip.low,
+        eps_high=clip.high,
+        dual_clip=clip.dual,
+        **ctx.info.get("steer", {}),
+    )
+
+
+def _batch(ctx: AdvantageContext, s: Steer) -> dict[str, Any]:
+    """Extrema of the predicted change at the old policy, over the whole batch, which a micro-batch cannot know."""
+    if s.range != "batch":
+        return {}
+    old_RT = torch.where(ctx.mask_RT, ctx.old_log_probs_RT, 0.0)
+    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropy_RT)
+    low, high = steer_range(omega_RT, ctx.mask_RT)
+    return {"omega_min": float(low), "omega_max": float(high)}
+
+
+STEER = Loss(
+    name="steer",
+    summary="clipped loss, weighted down where the update would move entropy most",
+    when="entropy collapses through few tokens",
+    cost="none measurable",
+    source="arXiv 2510.10150; zz-haooo/STEER @b31df71",
+    settings=Steer,
+    function="verl_entropy.methods.losses.steer.steer",
+    needs=frozenset({"entropy"}),
+    metrics={
+        "steer_weight": Metric("mean weight of a token", "number", "arXiv 2510.10150"),
+        "steer_omega": Metric("mean size of the predicted change of entropy", "nats per unit of step", "arXiv 2510.10150"),
+        "clipfrac_high": Metric("share of tokens clipped above by the loss", "share", "arXiv 2510.10150"),
+        "clipfrac_low": Metric("share of tokens clipped below", "share", "arXiv 2510.10150"),
+        "clipfrac_dual": Metric("share of tokens at the dual clip", "share", "arXiv 2510.10150"),
+        "ppo_kl": Metric("mean log pi_old - log pi", "nats", "arXiv 2510.10150"),
+    },
+    batch=_batch,
+    apply=_apply,
+)

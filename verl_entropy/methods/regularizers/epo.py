@@ -5,10 +5,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from verl_entropy.batch.turns import nested_token_weight
+from verl_entropy.methods.context import AdvantageContext, LossContext
+from verl_entropy.methods.method import Metric, Regularizer, setting
+
+
+@dataclass(frozen=True)
+class EPO:
+    """Entropy-regularised policy optimisation: -lambda [H - beta_k P] (arXiv 2509.22576, Eqs. 4-7)."""
+
+    entropy_coeff: float = setting(0.001, "lambda: weight of the entropy term (Tables 2-3)", ge=0.0)
+    smooth_coeff: float = setting(
+        0.1, "alpha: weight of the smoothing penalty (lambda_k in Tables 2-3: .1 ALFWorld, .05 ScienceWorld)", ge=0.0
+    )
+    kappa_low: float = setting(0.0, "lower edge of the entropy corridor, in units of its history mean", ge=0.0)
+    kappa_high: float = setting(2.0, "upper edge of the entropy corridor, in units of its history mean", ge=0.0)
+    penalty: str = setting(
+        "hinge",
+        "hinge: Eq. 5, with its gradient; indicator: Definition 9 and the released code, which has none",
+        choices=("hinge", "indicator"),
+    )
+    weight: str = setting(
+        "paper",
+        "beta_k: paper (Eq. 7), released (the authors' code), constant (beta_start), off (EPO-Base)",
+        choices=("paper", "released", "constant", "off"),
+    )
+    beta_start: float = setting(2.0, "b_s of Eq. 7", ge=0.0)
+    beta_end: float = setting(1.0, "b_e of Eq. 7", ge=0.0)
+    decay: float = setting(3.0, "lambda_d of Eq. 7", ge=0.0)
+    total_steps: int | None = setting(None, "K of Eq. 7; null: trainer.total_training_steps", ge=1)
+    entropy_decay: bool = setting(False, "ablation EPO-Decay: lambda times the released code's decay from 1 to .04")
+    history: str = setting(
+        "batch",
+        "what the corridor is centred on: mean entropy of earlier steps (Eq. 5), or one mean per turn index",
+        choices=("batch", "turn"),
+    )
+    aggregation: str = setting(
+        "nested-mean",
+        "nested-mean: trajectories, turns, tokens (Eq. 4); or one of verl's modes",
+        choices=("nested-mean", "token-mean", "seq-mean-token-mean"),
+    )
 
 
 def epo_regularizer(
@@ -231,3 +273,109 @@ def _check_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
             f"EPO history: the saved state lacks {', '.join(missing)}; it has {', '.join(state) or 'none'}. "
             "Resume from a checkpoint with the same actor_rollout_ref.actor.policy_loss.epo.history."
         )
+
+
+class EpoState:
+    """EPO's corridor and weight: the history of the entropies of earlier steps."""
+
+    of_each_batch = False
+
+    def __init__(self, settings: EPO) -> None:
+        self.settings = settings
+        self.history: Any = TurnEntropyHistory() if settings.history == "turn" else EntropyHistory()
+
+    def _beta(self, k: int, total: int) -> float:
+        s = self.settings
+        if s.weight == "paper":
+            return epo_beta(k, total, s.beta_start, s.beta_end, s.decay)
+        if s.weight == "released":
+            return epo_released_weight(k, total)
+        return s.beta_start if s.weight == "constant" else 0.0
+
+    def step(self, ctx: AdvantageContext) -> dict[str, Any]:
+        """Corridor centre, beta_k and the factor of lambda; ``k`` counts from 0 (Alg. 1), later steps keep the last value."""
+        s = self.settings
+        total = s.total_steps or ctx.total_steps
+        k = min(ctx.step - 1, total)
+        hbar, beta = self.history.mean(), self._beta(k, total)
+        if s.history == "turn":
+            trained_K = ctx.turns.trained_K
+            self.history.append(ctx.turns.trained_mean(ctx.entropy_RT)[trained_K], ctx.turns.index_K[trained_K])
+        elif ctx.entropy is not None:
+            self.history.append(ctx.entropy)
+        decay = epo_released_weight(k, total) if s.entropy_decay else 1.0
+        ctx.metrics["verl_entropy/epo/beta"] = beta
+        ctx.metrics["verl_entropy/epo/entropy_coeff"] = s.entropy_coeff * decay
+        if isinstance(hbar, float):
+            ctx.metrics["verl_entropy/epo/corridor_low"] = s.kappa_low * hbar
+            ctx.metrics["verl_entropy/epo/corridor_high"] = s.kappa_high * hbar
+        return {"hbar": None if hbar == [] else hbar, "beta": beta, "decay": decay}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.history.state_dict()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.history.load_state_dict(values)
+
+
+def _columns(ctx: AdvantageContext, s: EPO) -> Mapping[str, Tensor]:
+    columns = {}
+    if s.aggregation == "nested-mean":
+        columns["token_weight"] = nested_token_weight(ctx.turns)
+    if s.history == "turn":
+        columns["turn"] = ctx.turns.to_tokens(ctx.turns.index_K.float())
+    return columns
+
+
+def _hbar(ctx: LossContext, hbar: Any) -> Any:
+    """Corridor centre as a number, or per token when the history is kept by turn index."""
+    if not isinstance(hbar, list):
+        return hbar
+    # Turn indices that no earlier step reached have no corridor (NaN).
+    table = torch.tensor([*hbar, float("nan")], dtype=torch.float32, device=ctx.mask_RT.device)
+    return table[ctx.column("turn").long().clamp(max=len(hbar))]
+
+
+def _apply(ctx: LossContext, s: EPO) -> Tensor:
+    info = ctx.info["epo"]
+    loss_RT, parts = epo_regularizer(
+        ctx.entropy_RT,
+        ctx.mask_RT,
+        hbar=_hbar(ctx, info["hbar"]),
+        beta=info["beta"],
+        entropy_coeff=s.entropy_coeff * info["decay"],
+        smooth_coeff=s.smooth_coeff,
+        kappa_low=s.kappa_low,
+        kappa_high=s.kappa_high,
+        penalty=s.penalty,
+    )
+    ctx.token_means.update({f"epo/{k}": v for k, v in parts.items()})
+    return ctx.aggregate(loss_RT, s.aggregation)
+
+
+EPO_REGULARIZER = Regularizer(
+    name="epo",
+    summary="entropy bonus plus a penalty for leaving a corridor around the entropy of earlier steps",
+    when="entropy of early turns runs away and late turns oscillate",
+    cost="entropy with gradient; no further tensor of vocabulary size",
+    source="arXiv 2509.22576, Eqs. 4-7",
+    settings=EPO,
+    function="verl_entropy.methods.regularizers.epo.epo_regularizer",
+    equations=("verl_entropy.methods.regularizers.epo.epo_beta",),
+    needs=frozenset({"entropy", "grad_entropy", "step"}),
+    ordered=(("kappa_low", "kappa_high"),),
+    metrics={
+        "beta": Metric("weight of the smoothing penalty", "number", "EPO, Eq. 7"),
+        "entropy_coeff": Metric("weight of the entropy term", "number", "EPO, Eq. 6"),
+        "corridor_low": Metric("lower edge of the corridor", "nats", "EPO, Eq. 5"),
+        "corridor_high": Metric("upper edge of the corridor", "nats", "EPO, Eq. 5"),
+        "entropy": Metric("mean entropy during the update", "nats", "EPO"),
+        "penalty": Metric("mean penalty outside the corridor", "nats", "EPO, Eq. 5"),
+        "outside": Metric("share of tokens outside the corridor", "share", "EPO, Eq. 5"),
+    },
+    neutral={"entropy_coeff": 0.0},
+    state=EpoState,
+    columns=_columns,
+    coefficient=("entropy_coeff", "loss = policy loss - value x (H - beta P), beta moves over training"),
+    apply=_apply,
+)

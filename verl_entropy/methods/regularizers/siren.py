@@ -4,12 +4,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from verl_entropy.batch.numerics import chunks, scaled
+from verl_entropy.methods.context import AdvantageContext, LossContext
+from verl_entropy.methods.method import LogitsOutput, Metric, Regularizer, setting
+
+
+@dataclass(frozen=True)
+class Siren:
+    """Selective entropy regularisation: beta (Hbar - anchor)^2 on the peaks of the nucleus entropy (SIREN)."""
+
+    beta: float = setting(0.005, "weight", ge=0.0)
+    top_p: float = setting(0.8, "probability mass of the nucleus", gt=0.0, le=1.0)
+    tau: float | None = setting(0.8, "quantile of the row above which a token is a peak; null: all tokens", ge=0.0, lt=1.0)
+    crossing: str = setting(
+        "include", "token that crosses top_p: in the nucleus (standard), or not (authors' code)", choices=("include", "exclude")
+    )
+    anchor: float | None = setting(None, "entropy to hold; null: that of the first iteration", gt=0.0)
+
 
 CROSSINGS = ("include", "exclude")
 
@@ -196,3 +215,79 @@ class SirenAnchor:
         if set(state) != {"value"}:
             raise ValueError(f"SIREN anchor state has keys {sorted(state)}: expected ['value']. Use a matching checkpoint.")
         self.value = SirenAnchor(state["value"]).value
+
+
+class SirenState:
+    """SIREN's anchor, and the masked nucleus entropy of this iteration's experience under the old policy."""
+
+    of_each_batch = True
+    """What it says is about the batch, where the others move once a step."""
+
+    def __init__(self, settings: Siren) -> None:
+        self.settings = settings
+        self.anchor = SirenAnchor(settings.anchor)
+
+    def step(self, ctx: AdvantageContext) -> dict[str, Any]:
+        nucleus_RT = ctx.fields["nucleus_entropy"]
+        peak_RT = peak_mask(nucleus_RT, ctx.mask_RT, self.settings.tau)
+        hbar = float(masked_row_mean(nucleus_RT, peak_RT))
+        anchor = self.anchor.update(hbar)
+        ctx.fields["peak"] = peak_RT
+        ctx.metrics["verl_entropy/siren/hbar"] = hbar
+        ctx.metrics["verl_entropy/siren/anchor"] = anchor
+        return {"hbar": hbar, "anchor": anchor}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.anchor.state_dict()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.anchor.load_state_dict(values)
+
+
+def _columns(ctx: AdvantageContext, s: Siren) -> Mapping[str, Tensor]:
+    # the state's, which hbar is over, as far as a transform left them
+    return {"peak": (ctx.fields["peak"] & ctx.mask_RT).float()}
+
+
+def _logits(s: Siren) -> Mapping[str, LogitsOutput]:
+    def nucleus(logits_NV: Tensor, temperature: Tensor | None = None) -> Tensor:
+        return nucleus_entropy(logits_NV, s.top_p, crossing=s.crossing, temperature=temperature)
+
+    return {"nucleus_entropy": LogitsOutput(nucleus, in_update=True)}
+
+
+def _apply(ctx: LossContext, s: Siren) -> Tensor:
+    """The surrogate with SIREN's gradient, shifted to SIREN's value, so that the reported loss is the method's."""
+    info, peak_RT = ctx.info["siren"], ctx.column("peak").bool() & ctx.mask_RT
+    loss_RT = siren_surrogate(
+        ctx.output("nucleus_entropy"), peak_RT, hbar_global=info["hbar"], anchor=info["anchor"], beta=s.beta
+    )
+    share = ctx.aggregate(loss_RT, "seq-mean-token-mean", mask_RT=peak_RT, num_rows=ctx.totals["peak"][1])
+    value = siren_loss(info["hbar"], info["anchor"], s.beta)
+    tokens = ctx.mask_RT.sum() / max(ctx.num_tokens, 1.0) * ctx.dp_size
+    ctx.token_means["siren/loss"] = torch.full(ctx.mask_RT.shape, float(value), device=ctx.mask_RT.device)
+    return share - share.detach() + value * tokens
+
+
+SIREN = Regularizer(
+    name="siren",
+    summary="holds the nucleus entropy of each response's peaks at its first value",
+    when="a bonus raises the entropy of all tokens, not of the decisive ones",
+    cost="one sort of the vocabulary per response token and pass",
+    source="Linn3a/siren @fa59a8d",
+    settings=Siren,
+    function="verl_entropy.methods.regularizers.siren.siren_surrogate",
+    needs=frozenset({"entropy", "logits"}),
+    metrics={
+        "hbar": Metric("mean nucleus entropy of the peaks", "nats", "SIREN"),
+        "anchor": Metric("entropy that is held", "nats", "SIREN"),
+        "loss": Metric("(hbar - anchor)^2, weighted", "loss", "SIREN"),
+    },
+    neutral={"beta": 0.0},
+    state=SirenState,
+    logits=_logits,
+    logits_bytes=(6 * 128 * 4, "nucleus of a chunk"),
+    columns=_columns,
+    coefficient=(None, "no bonus: loss = policy loss + beta x (H of the peaks - anchor)^2"),
+    apply=_apply,
+)

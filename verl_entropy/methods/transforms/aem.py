@@ -3,33 +3,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import center_by_group, group_range, rounding
-from verl_entropy.batch.turns import Turns
+from verl_entropy.batch.turns import Packed, Turns, padded
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class AEM:
+    """Adaptive entropy modulation (arXiv 2605.00425, Eqs. 13-15)."""
+
+    temperature: float = setting(1.0, "lambda of Eq. 15; 0 switches the method off", ge=0.0)
+    min_range: float = setting(1e-8, "groups whose entropies span less (nats), or only by fp32 rounding, keep weight 1", ge=0.0)
+    min_group: int = setting(2, "groups with fewer turns keep weight 1", ge=1)
+    sign_mask: str = setting(
+        "none",
+        "analysis of Eq. 16: drop turns whose advantage x relative entropy is positive, or negative",
+        choices=("none", "positive", "negative"),
+    )
 
 
 def aem(
-    advantages_RT: Tensor,
-    entropy_RT: Tensor,
+    advantages: Tensor | Packed,
     turns: Turns,
+    entropy_RT: Tensor,
     *,
     temperature: float = 1.0,
     min_range: float = 1e-8,
     min_group: int = 2,
-) -> Tensor:
+    drop: str = "none",
+) -> TransformResult:
     """A'_{r,t} = alpha_r A_{r,t}: turns of low entropy inside their prompt group weigh more; (R, T).
 
     ``entropy_RT`` are the token entropies (nats) of the pass that gives old_log_probs; no gradient flows into
     them. H_r is over trained tokens, and a turn without one is in no group. ``temperature=0`` returns
-    ``advantages_RT`` itself. See ``aem_weights`` for alpha.
+    the advantages as given. ``drop``: "positive" or "negative" also drops turns, see ``sign_mask``. See ``aem_weights`` for alpha.
     """
+    advantages_RT = padded(advantages)
+    keep_RT = None if drop == "none" else sign_mask(advantages_RT, entropy_RT, turns, drop=drop)
     if temperature == 0:
-        return advantages_RT
+        return TransformResult(advantages_RT, keep_RT)
     entropy_K = turns.trained_mean(entropy_RT.detach())
     alpha_K = aem_weights(entropy_K, turns, temperature=temperature, min_range=min_range, min_group=min_group)
-    return turns.scale(advantages_RT, alpha_K)
+    return TransformResult(turns.scale(advantages_RT, alpha_K), keep_RT)
 
 
 def aem_weights(
@@ -77,3 +99,31 @@ def sign_mask(advantages_RT: Tensor, entropy_RT: Tensor, turns: Turns, *, drop: 
     product_K = turns.mean(advantages_RT) * relative_K
     kept_K = product_K <= 0 if drop == "positive" else product_K >= 0
     return turns.to_tokens(kept_K.float()).bool()
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: AEM) -> TransformResult:
+    return aem(
+        advantages,
+        ctx.turns,
+        ctx.entropy_RT,
+        temperature=s.temperature,
+        min_range=s.min_range,
+        min_group=s.min_group,
+        drop=s.sign_mask,
+    )
+
+
+AEM_TRANSFORM = Transform(
+    name="aem",
+    summary="weights each turn's advantage by its relative entropy inside the prompt group",
+    when="entropy collapses early or never comes down; any base estimator",
+    cost="a few ms per batch on the CPU, no extra forward pass",
+    source="arXiv 2605.00425, Eqs. 13-15",
+    settings=AEM,
+    function="verl_entropy.methods.transforms.aem.aem",
+    equations=("verl_entropy.methods.transforms.aem.aem_weights",),
+    needs=frozenset({"entropy", "group"}),
+    order=50,
+    neutral={"temperature": 0.0},
+    apply=_apply,
+)

@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from verl_entropy.batch.numerics import rounding
 from verl_entropy.batch.packed import mean_and_std
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class AepoAdvantage:
+    """Entropy-aware advantage of AEPO: A (1 + alpha Hn) (arXiv 2510.14545)."""
+
+    alpha: float = setting(0.2, "weight of the standardised entropy (authors' code)", ge=0.0)
+    clamp: bool = setting(True, "keep the factor at or above 0")
 
 
 def aepo(
@@ -45,3 +57,26 @@ def aepo(
     factor_N = factor_N.clamp_min_(0.0) if clamp else factor_N
     shaped = Packed(factor_N.mul_(turns.pack(advantages_RT)), turns)
     return TransformResult(shaped, metrics={"entropy_mean": mean, "entropy_std": std})
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: AepoAdvantage) -> TransformResult:
+    return aepo(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
+
+
+AEPO = Transform(
+    name="aepo",
+    summary="weights tokens by their standardised entropy",
+    when="together with the loss of the same name",
+    cost="a few ms per batch on the CPU",
+    source="arXiv 2510.14545",
+    settings=AepoAdvantage,
+    function="verl_entropy.methods.transforms.aepo.aepo",
+    needs=frozenset({"entropy"}),
+    order=35,
+    metrics={
+        "entropy_mean": Metric("mean token entropy that the advantages are standardised by", "nats", "AEPO, arXiv 2510.14545"),
+        "entropy_std": Metric("its standard deviation", "nats", "AEPO"),
+    },
+    neutral={"alpha": 0.0},
+    apply=_apply,
+)

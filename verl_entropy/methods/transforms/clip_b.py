@@ -3,14 +3,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import rounding
 from verl_entropy.batch.packed import mean_and_std
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.common.keep import DROPPED, MIN_STD, check_keep_settings, keep_result, limit_dropped
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class ClipB:
+    """Entropy-discriminator clipping, batch-normalised (arXiv 2602.03392)."""
+
+    mu: float = setting(2.5, "drop beyond this many standard deviations (n = 16)", ge=0.0)
+    two_sided: bool = setting(False, "drop on both sides, whatever the sign of the advantage")
+    max_frac: float | None = setting(None, "drop at most this share of the tokens", gt=0.0, le=1.0)
 
 
 def discriminator(log_prob: Tensor, entropy: Tensor) -> Tensor:
@@ -68,3 +81,34 @@ def clip_b(
     if max_frac is not None and int(torch.count_nonzero(dropped_N)) > max_frac * len(dropped_N):
         dropped_N = limit_dropped(dropped_N, centred_N.abs(), max_frac)
     return keep_result(advantages_RT, turns, dropped_N, mean=mean, std=std)
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipB) -> TransformResult:
+    return clip_b(
+        advantages,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        mu=s.mu,
+        two_sided=s.two_sided,
+        max_frac=s.max_frac,
+    )
+
+
+CLIP_B = Transform(
+    name="clip_b",
+    summary="drops the tokens whose update would move entropy most, centred on the batch",
+    when="rare tokens cause the swings",
+    cost="a few ms per batch on the CPU",
+    source="arXiv 2602.03392",
+    settings=ClipB,
+    function="verl_entropy.methods.transforms.clip_b.clip_b",
+    needs=frozenset({"entropy"}),
+    order=60,
+    doubtful_with={
+        "clip_v": "two forms of one clip (centred on the batch, and on the policy); each drops tokens of its own, and a run loses "
+        "both. Choose one."
+    },
+    metrics=DROPPED | {"mean": Metric("mean of the discriminator S", "nats"), "std": Metric("its standard deviation", "nats")},
+    apply=_apply,
+)

@@ -3,15 +3,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import chunks, scaled
 from verl_entropy.batch.packed import mean_and_std
 from verl_entropy.batch.turns import Packed, Turns
+from verl_entropy.methods.common.keep import DROPPED, MIN_STD, check_keep_settings, keep_result, limit_dropped
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import LogitsOutput, Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
 from verl_entropy.methods.transforms.clip_b import discriminator
-from verl_entropy.methods.transforms.keep import MIN_STD, check_keep_settings, keep_result, limit_dropped
-from verl_entropy.methods.transforms.result import TransformResult
+
+
+@dataclass(frozen=True)
+class ClipV:
+    """Entropy-discriminator clipping, vocabulary-normalised (arXiv 2602.03392)."""
+
+    mu: float = setting(8.5, "drop beyond this many standard deviations (n = 8)", ge=0.0)
+    two_sided: bool = setting(False, "drop on both sides, whatever the sign of the advantage")
+    max_frac: float | None = setting(1e-4, "drop at most this share of the tokens", gt=0.0, le=1.0)
 
 
 @torch.no_grad()
@@ -87,3 +100,33 @@ def clip_v(
     if max_frac is not None and int(torch.count_nonzero(outside_N)) > max_frac * len(outside_N):
         outside_N = limit_dropped(limited_N, distance_N.abs(), max_frac) | (outside_N & ~limited_N)
     return keep_result(advantages_RT, turns, outside_N, std=std)
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipV) -> TransformResult:
+    return clip_v(
+        advantages,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        ctx.fields["vocab_centre"],
+        mu=s.mu,
+        two_sided=s.two_sided,
+        max_frac=s.max_frac,
+    )
+
+
+CLIP_V = Transform(
+    name="clip_v",
+    summary="as clip_b, centred on the policy's own expectation",
+    when="rare tokens cause the swings; sampler and trainer differ",
+    cost="one more reduction over the logits in the old-log-prob pass",
+    source="arXiv 2602.03392, Thm 3.3",
+    settings=ClipV,
+    function="verl_entropy.methods.transforms.clip_v.clip_v",
+    needs=frozenset({"entropy", "logits"}),
+    order=65,
+    metrics=DROPPED | {"std": Metric("standard deviation of D = N - S", "nats")},
+    logits=lambda s: {"vocab_centre": LogitsOutput(vocab_centre, in_update=False)},
+    logits_bytes=(3 * 256 * 4, "expectation of a chunk"),
+    apply=_apply,
+)

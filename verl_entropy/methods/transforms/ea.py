@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class EA:
+    """Entropy-based advantage shaping: A + min(alpha H, |A| / kappa) (arXiv 2506.14758)."""
+
+    alpha: float = setting(0.4, "weight of the entropy (.4 GRPO, .1 PPO)", ge=0.0)
+    kappa: float = setting(2.0, "bound of the bonus, in parts of the advantage", ge=1.0)
 
 
 def ea(
@@ -43,3 +55,23 @@ def ea(
     bonus_N = turns.pack(entropy_RT).clamp_min(0.0).mul_(alpha)
     bonus_N = torch.minimum(bonus_N, advantages_N.abs().div_(kappa), out=bonus_N)
     return TransformResult(Packed(bonus_N.add_(advantages_N), turns), metrics={"alpha": alpha})
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: EA) -> TransformResult:
+    return ea(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
+
+
+EA_TRANSFORM = Transform(
+    name="ea",
+    summary="adds a bounded bonus for entropy to every token's advantage",
+    when="exploration at uncertain tokens, simple baseline",
+    cost="a few ms per batch on the CPU",
+    source="arXiv 2506.14758",
+    settings=EA,
+    function="verl_entropy.methods.transforms.ea.ea",
+    needs=frozenset({"entropy"}),
+    order=30,
+    metrics={"alpha": Metric("weight of the entropy", "number", "arXiv 2506.14758")},
+    neutral={"alpha": 0.0},
+    apply=_apply,
+)

@@ -4,12 +4,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.keep import keep_result
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.batch.turns import Packed, Turns, padded
+from verl_entropy.methods.common.keep import DROPPED, keep_result
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class Entrocraft:
+    """Range of entropy outside of which experience is rejected (arXiv 2604.26326)."""
+
+    schedule: str = setting("linear", "course of the range over training", choices=("fixed", "linear", "cosine"))
+    start_low: float = setting(0.6, "lower edge at the start, nats", ge=0.0)
+    start_high: float = setting(0.7, "upper edge at the start, nats", ge=0.0)
+    end_low: float = setting(0.1, "lower edge at the end, nats", ge=0.0)
+    end_high: float = setting(0.2, "upper edge at the end, nats", ge=0.0)
+    total_steps: int | None = setting(None, "length of the schedule; null: trainer.total_training_steps", ge=1)
+
 
 SCHEDULES = ("fixed", "linear", "cosine")
 
@@ -103,3 +119,61 @@ def entrocraft_switch(
     else:
         chosen_RT = advantages_RT
     return TransformResult(chosen_RT, metrics={"side": float(sign)})
+
+
+def _range(ctx: AdvantageContext, s: Entrocraft) -> dict[str, float]:
+    low, high = entropy_range(
+        ctx.step,
+        s.total_steps or ctx.total_steps,
+        schedule=s.schedule,
+        start=(s.start_low, s.start_high),
+        end=(s.end_low, s.end_high),
+    )
+    return {"entropy": float("nan") if ctx.entropy is None else ctx.entropy, "low": low, "high": high}
+
+
+def _filter(ctx: AdvantageContext, advantages: Tensor | Packed, s: Entrocraft) -> TransformResult:
+    return entrocraft(advantages, ctx.turns, **_range(ctx, s))
+
+
+def _switch(ctx: AdvantageContext, advantages: Tensor | Packed, s: Entrocraft) -> TransformResult:
+    return entrocraft_switch(padded(advantages), ctx.turns, **_range(ctx, s))
+
+
+_SIDE = Metric("1: entropy above the range, -1: below, 0: inside", "sign", "arXiv 2604.26326")
+
+ENTROCRAFT = Transform(
+    name="entrocraft",
+    summary="rejects the experience that would push entropy further out of a scheduled range",
+    when="a stated course of entropy over training",
+    cost="negligible; rejected tokens are lost",
+    source="arXiv 2604.26326",
+    settings=Entrocraft,
+    function="verl_entropy.methods.transforms.entrocraft.entrocraft",
+    needs=frozenset({"entropy", "step"}),
+    order=10,
+    conflicts={"entrocraft_switch": "both react to the same range; choose the paper's filter or the released switch"},
+    ordered=(("start_low", "start_high"), ("end_low", "end_high")),
+    steers=True,
+    metrics=DROPPED
+    | {"side": _SIDE, "low": Metric("lower edge of the range", "nats"), "high": Metric("upper edge of the range", "nats")},
+    neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
+    apply=_filter,
+)
+
+SWITCH = Transform(
+    name="entrocraft_switch",
+    summary="raw positive or raw negative rewards outside the range, the base inside (the released code)",
+    when="to reproduce Entrocraft's code; rewards must be +1 and -1",
+    cost="negligible",
+    source="lblaoke/entrocraft @26165bd",
+    settings=Entrocraft,
+    function="verl_entropy.methods.transforms.entrocraft.entrocraft_switch",
+    needs=frozenset({"entropy", "step"}),
+    order=10,
+    ordered=(("start_low", "start_high"), ("end_low", "end_high")),
+    steers=True,
+    metrics={"side": _SIDE},
+    neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
+    apply=_switch,
+)

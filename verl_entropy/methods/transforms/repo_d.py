@@ -3,13 +3,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.packed import spread
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.centre import active_rows, centred_log_prob, scope_mean
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.common.centre import CENTRES, active_rows, centred_log_prob, scope_mean
+from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class RepoD:
+    """REPO-D: A - beta L, beta = zeta E[A L pi] ("Entropy-Preserving Reinforcement Learning", sec. 4, Cor. 1)."""
+
+    zeta: float = setting(1e-3, "first value of the coefficient (sec. 4)", ge=0.0)
+    zeta_min: float = setting(1e-3, "lower bound of the coefficient", gt=0.0)
+    zeta_max: float = setting(10.0, "upper bound of the coefficient", gt=0.0)
+    factor: float = setting(2.0, "factor of the controller's step", gt=1.0)
+    adaptive: bool = setting(True, "move zeta towards the target entropy; false: keep it")
+    target: float | None = setting(None, "target entropy in nats; null: entropy of the first iteration", gt=0.0)
+    center: str = setting("exact", "centring of the log-probability: by the entropy, or by a mean", choices=CENTRES)
+    scope: str = setting("batch", "what the expectation runs over", choices=("batch", "group", "per_token"))
+    clamp: bool = setting(False, "stop beta at 0 where entropy is rising already")
+    skip_zero_groups: bool = setting(True, "leave out groups whose advantages are all zero, which the paper drops")
+
 
 SCOPES = ("batch", "group", "per_token")
 
@@ -71,3 +93,47 @@ def repo_d(
         "beta": float(beta) if beta.dim() == 0 else float(beta.sum()) / counted,
     }
     return TransformResult(Packed(torch.addcmul(advantages_N, centred_N, beta, value=-1.0), turns), metrics=metrics)
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoD) -> TransformResult:
+    return repo_d(
+        advantages,
+        ctx.turns,
+        ctx.old_log_probs_RT,
+        ctx.entropy_RT,
+        zeta=ctx.info["repo_d"]["zeta"],
+        center=s.center,
+        scope=s.scope,
+        clamp=s.clamp,
+        skip_zero_groups=s.skip_zero_groups,
+    )
+
+
+def _state(s: RepoD) -> ControllerState:
+    bounds = {"value": s.zeta, "low": s.zeta_min, "high": s.zeta_max, "factor": s.factor, "target": s.target}
+    return ControllerState("repo_d", "zeta", s.adaptive, **bounds)
+
+
+REPO_D = Transform(
+    name="repo_d",
+    summary="subtracts the centred log-probability in proportion to the predicted loss of entropy",
+    when="as repo_r, with a correction on every token",
+    cost="a few ms per batch on the CPU",
+    source="REPO paper, sec. 4 and Cor. 1",
+    settings=RepoD,
+    function="verl_entropy.methods.transforms.repo_d.repo_d",
+    needs=frozenset({"entropy"}),
+    order=45,
+    bounded=("zeta", "zeta_min", "zeta_max"),
+    steers=True,
+    metrics={
+        "zeta": Metric("coefficient zeta", "number", "REPO paper, sec. 4"),
+        "beta": Metric("zeta E[A L pi]", "number", "REPO paper, sec. 4"),
+        "predicted_entropy_change": Metric(
+            "-mean(A L pi) of the advantages before the transform", "nats per unit of step", "Cor. 1"
+        ),
+    },
+    neutral={"zeta": 0.0, "adaptive": False},
+    state=_state,
+    apply=_apply,
+)

@@ -3,12 +3,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.centre import centred_log_prob
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.common.centre import CENTRES, centred_log_prob
+from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import Metric, Transform, setting
+from verl_entropy.methods.result import TransformResult
+
+
+@dataclass(frozen=True)
+class RepoR:
+    """REPO-R: A (1 - zeta L) for A > 0 ("Entropy-Preserving Reinforcement Learning", sec. 4)."""
+
+    zeta: float = setting(1e-3, "first value of the coefficient (sec. 4)", ge=0.0)
+    zeta_min: float = setting(1e-5, "lower bound of the coefficient", gt=0.0)
+    zeta_max: float = setting(1e-1, "upper bound of the coefficient", gt=0.0)
+    factor: float = setting(2.0, "factor of the controller's step", gt=1.0)
+    adaptive: bool = setting(True, "move zeta towards the target entropy; false: keep it")
+    target: float | None = setting(None, "target entropy in nats; null: entropy of the first iteration", gt=0.0)
+    bidirectional: bool = setting(False, "zeta may turn negative above the target (App. B)")
+    flip: str = setting("reset", "magnitude after a change of sign: zeta_min, or kept", choices=("reset", "keep"))
+    center: str = setting("exact", "centring of the log-probability: by the entropy, or by a mean", choices=CENTRES)
+    keep_sign: bool = setting(False, "stop an advantage at 0 where zeta L > 1")
 
 
 def repo_r(
@@ -49,3 +70,33 @@ def repo_r(
     if keep_sign:
         shaped_N = torch.maximum(shaped_N, advantages_N.clamp_max(0.0))
     return TransformResult(Packed(shaped_N, turns), metrics={"zeta": zeta})
+
+
+def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoR) -> TransformResult:
+    zeta = ctx.info["repo_r"]["zeta"]
+    return repo_r(advantages, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign)
+
+
+def _state(s: RepoR) -> ControllerState:
+    bounds = {"value": s.zeta, "low": s.zeta_min, "high": s.zeta_max, "factor": s.factor, "target": s.target}
+    return ControllerState("repo_r", "zeta", s.adaptive, **bounds, bidirectional=s.bidirectional, flip=s.flip)
+
+
+REPO_R = Transform(
+    name="repo_r",
+    summary="boosts rare good actions; the coefficient follows the entropy of the first iteration",
+    when="entropy falls steadily; any base and clip",
+    cost="a few ms per batch on the CPU",
+    source="REPO paper, sec. 4",
+    settings=RepoR,
+    function="verl_entropy.methods.transforms.repo_r.repo_r",
+    needs=frozenset({"entropy"}),
+    order=40,
+    conflicts={"repo_d": "both would correct the same drift of entropy; choose one"},
+    bounded=("zeta", "zeta_min", "zeta_max"),
+    steers=True,
+    metrics={"zeta": Metric("coefficient zeta", "number", "REPO paper, sec. 4")},
+    neutral={"zeta": 0.0, "adaptive": False},
+    state=_state,
+    apply=_apply,
+)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_entropy.config import registry
 from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, SEAL_PATH, lookup
+from verl_entropy.methods import registry
+from verl_entropy.methods.method import Method
 from verl_entropy.runs.report.runs import ENTROPY, P, Run, load, without_steps
 from verl_entropy.runs.report.text import printable
 from verl_entropy.runs.runfile import RunFileError
@@ -109,7 +110,7 @@ def _reaches(value: Any, least: float) -> bool:
 
 def _has(config: Mapping[str, Any], override: str) -> bool:
     """Whether a run has what ``override`` would set: the method, the word, or at least the number."""
-    method = next((a for a in registry.ALGORITHMS if a.key == override), None)
+    method = next((m for m in registry.methods() if m.key == override), None)
     if method is not None:
         return method.name in _active(config)
     path, _, wanted = override.lstrip("+").partition("=")
@@ -381,7 +382,7 @@ def _causes(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
     """The advice as it is valid with what the run has: without what it has or what is refused beside that; and it says what failed."""
     active = _active(config)
-    by_key = {a.key: a for a in registry.ALGORITHMS}
+    by_key = {m.key: m for m in registry.methods()}
     had = [m for m in item.methods if _has(config, m)]
     kept = []
     for method in item.methods:
@@ -405,13 +406,13 @@ def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
     return replace(item, why=why, methods=tuple(kept))
 
 
-def _refused(algorithm: registry.Algorithm, active: set[str]) -> bool:
+def _refused(algorithm: Method, active: set[str]) -> bool:
     """Whether our checks refuse ``algorithm`` beside the methods of the run: two owners of the entropy term, or a conflict."""
-    others = [a for a in registry.ALGORITHMS if a.name in active]
+    others = [m for m in registry.methods() if m.name in active]
     if algorithm.kind == "regularizer" and any(a.kind == "regularizer" and a.name != algorithm.name for a in others):
         return True
     pairs = [(algorithm, a) for a in others] + [(a, algorithm) for a in others]
-    return any(name == other.name for one, other in pairs for name, _ in one.conflicts)
+    return any(name == other.name for one, other in pairs for name in one.conflicts)
 
 
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.methods.losses.clip import Info, check_clip, clip_info, masked, masked_log_ratio
+from verl_entropy.methods.common.ppo_clip import Info, check_clip, clip_info, masked, masked_log_ratio
 
 MAX_LOG_RATIO = 10.0
 """Upper bound of the sequence log ratio before exp, as in verl."""

@@ -5,13 +5,17 @@ One controller serves REPO's zeta, ADAPO's upper clip bound and the adaptive ent
 
     REPO-R       value 1e-3, low 1e-5, high 1e-1, factor 2
     REPO-D       value 1e-3, low 1e-3, high 10,   factor 2
-    bonus        as REPO-R
+    bonus        as REPO-D (the paper's footnote 3)
     ADAPO        value .28,  low .2,   high .3,   factor 1.01
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_entropy.methods.context import AdvantageContext
 
 DIRECTIONS = ("up", "down")
 FLIPS = ("reset", "keep")
@@ -125,3 +129,28 @@ class TargetEntropyController:
             raise ValueError(f"controller state target={target}: must be finite. Use an earlier checkpoint.")
         value = self._checked(state["value"], "controller state value")
         self._value, self.target = value, None if target is None else float(target)
+
+
+class ControllerState:
+    """State of a method with one coefficient that ``TargetEntropyController`` moves; ``name`` is its key in what the state says."""
+
+    of_each_batch = False
+
+    def __init__(self, algorithm: str, name: str, adaptive: bool, **controller: Any) -> None:
+        self.algorithm, self.name, self.adaptive = algorithm, name, adaptive
+        self.fixed = controller["value"]
+        self.controller = TargetEntropyController(**controller) if adaptive else None
+
+    def step(self, ctx: AdvantageContext) -> dict[str, Any]:
+        value = self.fixed
+        if self.controller is not None:
+            value = self.controller.update(float("nan") if ctx.entropy is None else ctx.entropy)
+        ctx.metrics[f"verl_entropy/{self.algorithm}/{self.name}"] = value
+        return {self.name: value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.controller is None else self.controller.state_dict()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        if self.controller is not None:
+            self.controller.load_state_dict(values)

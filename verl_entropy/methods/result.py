@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an advantage transform returns."""
+"""What methods take and give beyond tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from verl_entropy.batch.turns import Packed, padded
+from verl_entropy.batch.turns import Packed, Turns, padded
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,13 @@ class TransformResult:
     def advantages_RT(self) -> Tensor:
         """[R, T]. Changed advantages are fp32 and 0 outside the mask."""
         return padded(self.advantages)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """A batch in which each row has a score of its own, as verl-agent's code scores it."""
+
+    trajectories: Callable[[], Turns]
+    """The turns of the trajectories, without tokens."""
+    scored: Callable[[Tensor | None], Turns]
+    """Rows as turns whose trajectories are one turn long; given (K,) values replace the rewards of the turns (GiGPO's returns)."""

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from verl_entropy.batch.turns import Packed, Turns
-from verl_entropy.methods.transforms.result import TransformResult
+from verl_entropy.methods.method import Metric
+from verl_entropy.methods.result import TransformResult
 
+DROPPED = {"dropped_fraction": Metric("share of the trained tokens that the method drops", "share")}
+"""The metric of ``keep_result``."""
 MIN_STD = 1e-12
 """Below this spread of the discriminator nothing is an outlier (value of the released code)."""
 
