@@ -44,11 +44,29 @@ TEST = [
 ]
 TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
 
+REPOSITORY = ""
+"""Web address of the public repository, for example https://github.com/OWNER/verl-entropy; empty: it has none yet."""
+
+
+def long_description(repository: str = REPOSITORY) -> str:
+    """The README for the package index, where a relative link leads nowhere: an absolute link to this version's file in
+    ``repository``; without a repository the file's name and no link."""
+
+    def replaced(link: re.Match) -> str:
+        words, path = link["words"], link["path"]
+        if repository:
+            return f"[{words}]({repository}/blob/v{VERSION}/{path})"
+        return f"`{path}`" if words == path else f"{words} (`{path}`)"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\[(?P<words>[^\]]+)\]\((?!https?:)(?P<path>[^)]+)\)", replaced, text)
+
+
 setup(
     name="verl-entropy",
     version=VERSION,
     description="Entropy control for reinforcement learning of LLM agents, as a plugin for verl",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=long_description(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
@@ -57,7 +75,7 @@ setup(
         "hydra_plugins.verl_entropy_searchpath",
     ],
     package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
-    package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "README.md", "**/*.json", "**/*.txt"]},
+    package_data={"verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed"]},
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
     extras_require={

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the summaries of quickstart runs into examples/results/quickstart.json, from which README.md takes its table.
+"""Collect the summaries of quickstart runs into examples/results/quickstart.json, from which recipes/README.md takes its table.
 
 python examples/collect_results.py .quickstart [MORE FOLDERS...]
 """

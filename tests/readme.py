@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated parts of README.md and of the first look's: tables and results. ``python tests/readme.py``."""
+"""Write the generated parts of the READMEs: tables, results, costs. ``python tests/readme.py``; ``parts`` says which file has which."""
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -208,7 +207,7 @@ LOOKS = {
     "rate_3e-5": "The methods at the recipe's learning rate",
     "learning_rates": "Three learning rates, and the methods from another warm start",
 }
-"""Files that ``python tests/gpu/learn_results.py`` wrote, those that are there; the first is also in the top README."""
+"""Files that ``python tests/gpu/learn_results.py`` wrote, those that are there; the first is also in recipes/README.md."""
 
 
 def learned(name: str = "results") -> dict | None:
@@ -320,7 +319,7 @@ def _learned_caveat(r: dict) -> str:
     if foreign:
         said += (
             f" Runs are shown up to the step before one that was sampled with another run's weights ({', '.join(foreign)}): they shared "
-            "a host before the plugin gave each a socket of its own (Limits in the main README)."
+            "a host before the plugin gave each run a socket of its own (`verl_entropy/hosts/README.md`)."
         )
     return said
 
@@ -337,7 +336,7 @@ def learning(more: bool = False, name: str = "results") -> str:
 
 
 def learning_limit() -> str:
-    return "" if learned() else "- Learning curves on GPUs have not been measured yet."
+    return "" if learned() else "Learning curves on GPUs have not been measured yet."
 
 
 def learning_recipe() -> str:
@@ -365,16 +364,16 @@ def detector_table() -> str:
         [
             *lines,
             "",
-            f"{r['curves']} curves of {r['steps_per_curve']} steps: {100 * r['accuracy']:.0f} % right, a false alarm in "
-            f"{100 * r['false_alarm_rate_per_run']:.1f} % of the runs without an eruption; {100 * r['accuracy_without_hard']:.0f} % and "
-            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} % without slow eruptions, "
-            "some of which are smaller than the rule's least rise. "
-            f"{100 * r['eruptions_found']:.0f} % of {r['eruptions']} eruptions are found, {delay['p50']:.0f} steps after their "
-            f"onset (median; {delay['p90']:.0f} for one in ten).",
+            f"{r['curves']} curves of {r['steps_per_curve']} steps: {100 * r['accuracy']:.0f} % are called right, and "
+            f"{100 * r['false_alarm_rate_per_run']:.1f} % of the curves without an eruption raise a false alarm. Without the slow eruptions, "
+            f"some of which rise less than the rule asks for, it is {100 * r['accuracy_without_hard']:.0f} % and "
+            f"{100 * r['false_alarm_rate_per_run_without_hard']:.1f} %. Of {r['eruptions']} eruptions {100 * r['eruptions_found']:.0f} % are "
+            f"found, in the median {delay['p50']:.0f} steps after they begin, one in ten of them later than {delay['p90']:.0f} steps.",
             "",
-            f"Against two simpler rules on families of curves that ask for more (`python -m verl_entropy.diagnostics.simulate --write`; "
-            f"{r['family_seeds']} seeds each, all rules are told of resumes; the families are in its JSON file). Curves were drawn by the "
-            "rule's authors: the figures describe the rule, not its accuracy on real runs.",
+            "The next table compares the detector with two simpler rules on harder families of curves "
+            f"(`python -m verl_entropy.diagnostics.simulate --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
+            "the JSON file that it writes describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
+            "its accuracy on real runs.",
             "",
             "| rule | eruptions found | false alarms | a resume's shift called one | delay, median |",
             "|---|---|---|---|---|",
@@ -417,35 +416,39 @@ def benchmark_table() -> str:
     return "\n".join(lines + [f"| {row['what']} | {row['value']} |" for row in r["rows"]])
 
 
-def render(text: str) -> str:
-    """``text`` with its generated parts renewed."""
-    on_a_gpu = [gpu_stages(), gpu_runs(), gpu_entropy(), gpu_head(), gpu_numerics(), gpu_clip()]
-    results = [quickstart_table(), learning(), benchmark_table(), *on_a_gpu]
-    parts = {
-        "table: verl-entropy table": ("table", table.algorithms()),
-        "table: verl-entropy table commands": ("commands", table.commands()),
-        "environments": ("environments", environments_table()),
-        "detector": ("detector", detector_table()),
-        "results": ("results", "\n\n".join(filter(None, results))),
-        "learning": ("learning", learning_limit()),
+def parts() -> dict[Path, dict[str, tuple[str, str]]]:
+    """File -> words of the comment that opens a generated part -> (words of the comment that closes it, text)."""
+    results = [quickstart_table(), learning(), learning_limit()]
+    costs = [benchmark_table(), gpu_runs(), gpu_entropy(), gpu_head()]
+    checks = [gpu_stages(), gpu_numerics(), gpu_clip()]
+    return {
+        ROOT / "README.md": {"table: verl-entropy table": ("table", table.algorithms())},
+        ROOT / "verl_entropy/commands/README.md": {"table: verl-entropy table commands": ("commands", table.commands())},
+        ROOT / "verl_entropy/diagnostics/README.md": {"detector": ("detector", detector_table())},
+        ROOT / "verl_entropy/envs/README.md": {"environments": ("environments", environments_table())},
+        ROOT / "recipes/README.md": {"results": ("results", _joined(results)), "costs": ("costs", _joined(costs))},
+        ROOT / "tests/gpu/README.md": {"checks": ("checks", _joined(checks))},
+        LEARNED / "README.md": {"results": ("results", learning_recipe())},
     }
-    return _renewed(text, parts)
 
 
-def render_recipe(text: str) -> str:
-    """The recipe's README, ``text``, with its status and results renewed."""
-    return _renewed(text, {"results": ("results", learning_recipe())})
+def _joined(texts: list[str]) -> str:
+    return "\n\n".join(filter(None, texts))
 
 
-def _renewed(text: str, parts: dict[str, tuple[str, str]]) -> str:
-    for start, (end, body) in parts.items():
-        pattern = re.compile(rf"(<!-- {re.escape(start)} -->\n).*?(<!-- end of {end} -->)", re.S)
-        text = pattern.sub(lambda m, body=body: m.group(1) + (body and body + "\n") + m.group(2), text)
+def render(path: Path, text: str) -> str:
+    """``text`` of the file ``path`` with its generated parts renewed; ValueError where the place of one is not there exactly once."""
+    for start, (end, body) in parts()[path].items():
+        opening, closing = f"<!-- {start} -->\n", f"<!-- end of {end} -->"
+        if (text.count(opening), text.count(closing)) != (1, 1):
+            raise ValueError(
+                f"{path}: expected one line {opening.strip()} and one {closing}. Put both back; the text goes between."
+            )
+        before, _, rest = text.partition(opening)
+        text = before + opening + (body and body + "\n") + closing + rest.partition(closing)[2]
     return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(render(readme.read_text()))
-    recipe = LEARNED / "README.md"
-    recipe.write_text(render_recipe(recipe.read_text()))
+    for file in parts():
+        file.write_text(render(file, file.read_text()))

@@ -44,6 +44,7 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_O
 "$python" -m ruff check .
 "$python" -m ruff format --check verl_entropy tests examples recipes setup.py
 "$venv/bin/lint-imports" --no-cache
+"$python" -m mypy
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"

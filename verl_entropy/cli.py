@@ -66,7 +66,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("judge", "rate how degenerate sampled texts are, with a language model", "some could not be judged"),
     Command("strip-head", "copy a checkpoint without the SEAL head, for stock verl"),
     Command("reshard", "make a checkpoint loadable on another number of ranks"),
-    Command("table", "the README's tables, in Markdown"),
+    Command("table", "the tables of the READMEs, in Markdown"),
 )
 
 

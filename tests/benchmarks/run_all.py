@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the benchmarks of this folder and write results.json, from which README.md takes its figures.
+"""Run the benchmarks of this folder and write results.json, from which recipes/README.md takes its figures.
 
 [VERL_AGENT_HOME=<checkout of 796ed31>] python tests/benchmarks/run_all.py
 

@@ -38,6 +38,11 @@ def test_a_sound_run_is_accepted_with_its_plan_and_memory(capsys):
     assert not ray.is_initialized()
 
 
+def test_a_pass_without_a_size_says_so_behind_its_name(capsys):
+    out = run(capsys, "gigpo,aem", ROLLOUTS, *MODEL)[1]
+    assert "  old log-probs   size not set (" in out and "  update          size not set (" in out
+
+
 def test_json_has_the_same(capsys):
     code, out, _ = run(capsys, "gigpo,aem", *SIZES, *MODEL, "--json")
     found = json.loads(out)

@@ -71,7 +71,7 @@ def test_list_of_presets_and_later_overrides(compose):
     actor = config.actor_rollout_ref.actor
     assert actor.calculate_entropy is True
     assert actor._target_.endswith("EntropyFSDPActorConfig")
-    assert actor.fsdp_config.seal.layers == 3
+    assert actor.fsdp_config.head.settings.layers == 3
 
 
 def test_keys_without_a_preset(compose):

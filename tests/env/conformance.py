@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every environment keeps, as functions over a ``Spec`` and an open environment of it; run as a program it writes the README's table.
+"""What every environment keeps, as functions over a ``Spec`` and an open environment of it; run as a program it measures the table of them.
 
 A new environment is a module ``specs/<name>.py`` with a constant ``SPEC``; nothing else has to be edited.
 

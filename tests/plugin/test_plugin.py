@@ -93,7 +93,7 @@ def test_a_taken_name_is_not_overwritten(capsys):
         registration.register(fake)
         assert fake.ADV_ESTIMATOR_REGISTRY["gigpo"] is theirs
         assert "loop" in fake.ADV_ESTIMATOR_REGISTRY
-        assert "gigpo is taken by" in capsys.readouterr().err
+        assert "gigpo is already registered by" in capsys.readouterr().err
         assert "theirs" in registration.REFUSED["gigpo"]
     finally:
         registration.REFUSED.clear()

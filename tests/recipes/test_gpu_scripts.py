@@ -333,24 +333,24 @@ def test_several_seeds_are_told_apart_in_the_picture_and_put_together_in_the_rea
     assert "seal, seed 1" in recipe and "seal, seed 1" not in top
 
 
-def test_readme_says_what_the_results_say_and_nothing_without_them(learned, monkeypatch):
+def test_readmes_say_what_the_results_say_and_nothing_without_them(learned, monkeypatch):
     import readme
 
     to, _ = learned
-    text = "<!-- learning -->\n<!-- end of learning -->\n<!-- results -->\n<!-- end of results -->\n"
+    overview, recipe = readme.ROOT / "recipes/README.md", readme.LEARNED / "README.md"
+    text = "<!-- results -->\n<!-- end of results -->\n"
+    empty = {overview: text + "<!-- costs -->\n<!-- end of costs -->\n", recipe: text}
     monkeypatch.setattr(
         readme, "learned", lambda name="results": json.loads((to / "results.json").read_text()) if name == "results" else None
     )
-    top, recipe = readme.render(text), readme.render_recipe(text)
-    for page in (top, recipe):
-        assert (
-            "| grpo | plain | 90 of 100 | 0.00 -> 0.99 (step 90) |" in page
-            and "eruption, from step 3" in page
-            and "single seed" in page
-        )
-        assert (
-            "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page and "card, torch 2, commit abc" in page
-        )
-    assert "(results.png)" in recipe and "not been measured" not in top and readme.render_recipe(recipe) == recipe
+    pages = {path: readme.render(path, text) for path, text in empty.items()}
+    for page in pages.values():
+        assert "| grpo | plain | 90 of 100 | 0.00 -> 0.99 (step 90) |" in page
+        assert "eruption, from step 3" in page and "single seed" in page
+        assert "| grpo_lr3e-5 | lr 3e-05 |" in page and "| seal | entropy=[seal] |" in page
+        assert "card, torch 2, commit abc" in page and "not been measured" not in page
+    assert "(results.png)" in pages[recipe] and readme.render(recipe, pages[recipe]) == pages[recipe]
     monkeypatch.setattr(readme, "learned", lambda name="results": None)
-    assert "first look" not in readme.render(top) and "single seed" not in readme.render_recipe(recipe)
+    without = readme.render(overview, pages[overview])
+    assert "first look" not in without and "not been measured" in without
+    assert "single seed" not in readme.render(recipe, pages[recipe])

@@ -45,8 +45,8 @@ def read_number(value: Any, field: str) -> float:
 def read_whole(value: Any, field: str) -> int:
     """The whole number of ``field``; 7.0 is one (a column with gaps is of floats), True and "7" are none."""
     one = _only_element(value)
-    whole = isinstance(one, numbers.Real) and not isinstance(one, bool | np.bool_) and math.isfinite(one) and int(one) == one
-    if not whole:
+    number = float(one) if isinstance(one, numbers.Real) and not isinstance(one, bool | np.bool_) else math.nan
+    if not number.is_integer():
         raise ProtocolError(f"{field}={_shown(value)}: expected a whole number (or an array of one).")
     return int(one)
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ray",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="prove the plugin in a worker of a local Ray (default; 10 to 55 s, started and stopped here)",
+        help="check that the plugin is active in a worker of a local Ray, which is started and stopped here (default; 10 to 55 s)",
     )
     parser.add_argument(
         "--config",
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         config = _configuration(args.config)
         found += config.pop("checks")
     elif args.config:
-        found.append(Check("configuration", "skip", "run", "not checked: mend what failed above first"))
+        found.append(Check("configuration", "skip", "run", "not checked: fix what failed above first"))
     number = {status: sum(c.status == status for c in found) for status in MARKS}
     if args.json:
         print_json({"version": __version__, "checks": [asdict(c) for c in found], "number": number, "config": config})
@@ -84,7 +84,7 @@ def _guarded(section: str, name: str, checks_of: Callable[[], Iterator[Check]]) 
         yield from checks_of()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        yield Check(section, "fail", name, f"broke off: {reason}{_whose(error)}")
+        yield Check(section, "fail", name, f"this check itself failed: {reason}{_whose(error)}")
 
 
 def _whose(error: BaseException) -> str:
@@ -113,14 +113,16 @@ def _plugin() -> Iterator[Check]:
     missing = compat.missing_symbols()
     number = sum(map(len, compat.SYMBOLS.values()))
     note = (
-        f"missing: {'; '.join(missing)}. Fix: pip install 'verl==0.9.1'" if missing else f"all {number} that are used are there"
+        f"missing: {'; '.join(missing)}. Fix: pip install 'verl==0.9.1'"
+        if missing
+        else f"verl has all {number} names that the plugin uses"
     )
     yield Check("plugin", "fail" if missing else "ok", "symbols of verl", note)
     hashes = fingerprint.installed()
     changed = fingerprint.changed(hashes)
     note = f"{len(hashes)} functions, fingerprint {fingerprint.total(hashes)}"
     if changed:
-        note += f"; not the source that was tested (a local patch, another build?): {', '.join(changed)}"
+        note += f"; these differ from the tested source (a local patch or another build?): {', '.join(changed)}"
     yield Check("plugin", "warn" if changed else "ok", "source of verl", note)
     points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
     there = "verl_entropy" in points  # without it verl does not load the plugin in any process
@@ -135,7 +137,7 @@ def _registries() -> Iterator[Check]:
     yield Check("registries", "ok", "driver", f"{found['ours']} estimators and policy losses are verl-entropy's")
     for name, holder in found["clashes"].items():
         fix = "Remove or rename the other one (VERL_USE_EXTERNAL_MODULES, VERL_USE_EXTERNAL_PLUGINS)."
-        yield Check("registries", "fail", name, f"registered by {holder}, so ours is not available under that name. {fix}")
+        yield Check("registries", "fail", name, f"this name is registered by {holder}, so verl-entropy's cannot be chosen. {fix}")
 
 
 def _ray(wanted: bool) -> Check:
@@ -145,7 +147,12 @@ def _ray(wanted: bool) -> Check:
 
     found = seams.ray_worker()
     if "error" in found:
-        return Check("Ray", "fail", "worker", f"no proof: {found['error']}. Try `ray stop`, or --no-ray to leave it out.")
+        return Check(
+            "Ray",
+            "fail",
+            "worker",
+            f"could not be checked: {found['error']}. On a busy machine run it again; else try `ray stop`, or --no-ray to leave this out.",
+        )
     if not found["loaded_by_verl"]:
         note = "verl did not load the plugin there. Fix: unset VERL_USE_EXTERNAL_PLUGINS, install verl-entropy on every node."
         return Check("Ray", "fail", "worker", note)
@@ -166,11 +173,16 @@ def _environment() -> Iterator[Check]:
         yield Check("environment", "fail", "engine", f"VERL_ENGINE_VENDOR={vendor} selects an engine that is not ours. Unset it.")
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES")
     if modules:
-        yield Check("environment", "ok", "modules", f"VERL_USE_EXTERNAL_MODULES={modules} (their names were looked at above)")
+        yield Check(
+            "environment",
+            "ok",
+            "modules",
+            f"VERL_USE_EXTERNAL_MODULES={modules} (the names that they register were checked above)",
+        )
     if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
         yield Check("environment", "warn", "platform", "VERL_PLATFORM=cpu: the development backend, not for training at scale")
     backends = [name for name, module in (("triton", "triton"), ("liger", "liger_kernel")) if importlib.util.find_spec(module)]
-    note = f"backends here: {', '.join(['torch', *backends])}; entropy of torch and liger is bf16, the SEAL head needs them off"
+    note = f"backends here: {', '.join(['torch', *backends])}; torch and liger round entropy to bf16; the SEAL head works with none of them"
     yield Check("environment", "ok", "fused kernels", note)
     yield _card()
 
@@ -179,7 +191,9 @@ def _card() -> Check:
     import torch
 
     if not torch.cuda.is_available():
-        return Check("environment", "ok", "dtype", "no GPU here, so whether it computes in bf16 (verl's default) was not checked")
+        return Check(
+            "environment", "ok", "dtype", "no GPU on this machine: not checked whether it computes in bf16, verl's default"
+        )
     name = torch.cuda.get_device_name()
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return Check("environment", "ok", "dtype", f"{name} computes in bf16")

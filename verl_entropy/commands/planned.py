@@ -70,7 +70,7 @@ def _where(entropy: dict[str, Any]) -> str:
     if entropy["log_probs"] != "auto":
         return f" (log_probs={entropy['log_probs']})"
     found = "missing" if entropy["path"] == "chunked" else "installed"
-    return f" (log_probs=auto: flash-attn is {found} here; the training host decides)"
+    return f" (log_probs=auto: flash-attn is {found} on this machine; the training machine decides)"
 
 
 def size(number: float) -> str:
@@ -82,7 +82,7 @@ def size(number: float) -> str:
     raise AssertionError
 
 
-NAMES = {"old_log_prob": "old-log-prob pass", "update": "update"}
+NAMES = {"old_log_prob": "old log-probs", "update": "update"}
 
 
 def render_memory(d: dict[str, Any]) -> str:
@@ -102,7 +102,7 @@ def render_memory(d: dict[str, Any]) -> str:
         exists = f"{size(p['logits'])} of logits" + (", and as much for their gradient" if name == "update" else "")
         if d["path"] == "chunked" and p["packed"]:
             exists += f"; on the other paths with logits {size(p['logit_bytes'] * p['tokens'] * p['vocab'])}"
-        lines.append(fill(f"there anyway: {exists if p['logits'] else 'no logits on this path'}", "  ", "    "))
+        lines.append(fill(f"needed in any case: {exists if p['logits'] else 'no logits on this path'}", "  ", "    "))
         lines.append(f"    {'kept':>9} {'transient':>10}  path")
         for path, cost in p["paths"].items():
             mark = "->" if path == d["path"] else "  "
@@ -110,5 +110,5 @@ def render_memory(d: dict[str, Any]) -> str:
     if d["extras"]:
         lines += ["", *(fill(f"{name}: {size(number)}", "  ", "    ") for name, number in d["extras"].items())]
     if not d["update_entropy"]:
-        lines.append(fill("the update computes no entropy: nothing asks for it with gradient", "  ", "    "))
+        lines.append(fill("the update computes no entropy: no chosen method needs its gradient", "  ", "    "))
     return "\n".join(lines)

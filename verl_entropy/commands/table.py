@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``verl-entropy table``: the README's tables, from the registry and the table of commands."""
+"""``verl-entropy table``: the tables of the READMEs, from the registry and the table of commands."""
 
 from __future__ import annotations
 

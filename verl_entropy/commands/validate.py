@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words", nargs="*", metavar="WORD", help="override (+entropy=[gigpo,aem], a.b=c), preset (gigpo,aem) or recipe.yaml"
     )
     parser.add_argument("--recipe", metavar="FILE", help="a recipe's YAML; the words override it")
-    parser.add_argument("--vocab", type=_positive, help="vocabulary size, where the model's config.json is not at hand")
-    parser.add_argument("--hidden", type=_positive, help="hidden size, likewise")
+    parser.add_argument("--vocab", type=_positive, help="vocabulary size, if the model's config.json is not on this machine")
+    parser.add_argument("--hidden", type=_positive, help="hidden size, if the model's config.json is not on this machine")
     parser.add_argument("--strict", action="store_true", help="exit with 1 on a warning")
     json_option(parser)
 

@@ -394,7 +394,7 @@ def _false_alarms(confusion: dict[str, Counter], without: Sequence[str]) -> floa
 
 
 def render(result: dict) -> str:
-    """The README's table and numbers, in 80 columns."""
+    """The table and numbers of ``diagnostics/README.md``, in 80 columns."""
     lines = [f"{'simulated curve':<20}{'expected':<13}" + "".join(f"{c[:8]:>9}" for c in CLASSES)]
     for kind, row in result["confusion"].items():
         lines.append(f"{kind:<20}{result['expected'][kind]:<13}" + "".join(f"{row[c]:>9}" for c in CLASSES))

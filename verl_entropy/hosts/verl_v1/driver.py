@@ -175,11 +175,11 @@ def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
     if not chosen.diagnostics.enabled:
         return notes
     if not arr.rollout.get("calculate_log_probs", False):
-        notes.append("note: no trainer-sampler mismatch without actor_rollout_ref.rollout.calculate_log_probs=True")
+        notes.append("note: set actor_rollout_ref.rollout.calculate_log_probs=True for metrics that compare sampler and trainer")
     if chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
-        notes.append("note: no representations and interference with ulysses_sequence_parallel_size above 1")
+        notes.append("note: no metrics of representations and interference while ulysses_sequence_parallel_size is above 1")
     elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
-        notes.append("note: no interference with actor_rollout_ref.model.use_fused_kernels=True, which keeps no logits")
+        notes.append("note: no metrics of interference with actor_rollout_ref.model.use_fused_kernels=True: it keeps no logits")
     return notes
 
 

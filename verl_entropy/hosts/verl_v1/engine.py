@@ -142,7 +142,9 @@ class EntropyEngineMixin:
         module = super()._build_module()
         self._keeps_logits = keeps_logits(module)
         if self._chunked and self.use_remove_padding and not self._keeps_logits and self.rank == 0:
-            say(f"logits of prompts too: {type(module).__name__}.forward declares no tensor logits_to_keep")
+            say(
+                f"logits are computed for prompt tokens too (more memory): {type(module).__name__}.forward takes no tensor logits_to_keep"
+            )
         if self._head is not None:
             head = self._head.method.build(module.config.get_text_config().hidden_size, self._head.settings, None)
             dtype = next(module.parameters()).dtype
@@ -277,7 +279,7 @@ class EntropyEngineMixin:
     @functools.cached_property
     def _no_hidden(self) -> bool:
         """True; says once that the decoder's output was never seen."""
-        say(f"no hidden states from {type(self.module).__name__}: no representations and interference in this run")
+        say(f"{type(self.module).__name__} gives no hidden states: this run has no metrics of representations and interference")
         return True
 
     # ---- counts -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def _free(table: dict, name: str, kind: str) -> bool:
     if holder.__module__.split(".")[0] == __package__.split(".")[0]:
         return False  # ours, registered before
     REFUSED[name] = f"{holder.__module__}.{holder.__qualname__}"
-    say(f"{kind} {name} is taken by {REFUSED[name]}; it is left as it is, and ours is not available under that name")
+    say(f"{kind} {name} is already registered by {REFUSED[name]}, which stays; verl-entropy's cannot be chosen in this run")
     return False
 
 
