@@ -354,8 +354,8 @@ def learning_recipe() -> str:
 
 
 def detector_table() -> str:
-    """What the phase detector makes of simulated curves, from verl_entropy/diagnostics/detector_results.json."""
-    r = json.loads((ROOT / "verl_entropy/diagnostics/detector_results.json").read_text())
+    """What the phase detector makes of simulated curves, from tests/diagnostics/detector_results.json."""
+    r = json.loads((ROOT / "tests/diagnostics/detector_results.json").read_text())
     seen = list(next(iter(r["confusion"].values())))
     lines = [f"| simulated curve | right | {' | '.join(seen)} |", "|---|---|" + "---|" * len(seen)]
     for shape, row in r["confusion"].items():
@@ -372,7 +372,7 @@ def detector_table() -> str:
             f"{100 * r['eruptions_found']:.0f} % of {r['eruptions']} eruptions are found, {delay['p50']:.0f} steps after their "
             f"onset (median; {delay['p90']:.0f} for one in ten).",
             "",
-            f"Against two simpler rules on families of curves that ask for more (`python -m verl_entropy.diagnostics.simulate --write`; "
+            f"Against two simpler rules on families of curves that ask for more (`python tests/diagnostics/simulated_curves.py --write`; "
             f"{r['family_seeds']} seeds each, all rules are told of resumes; the families are in its JSON file). Curves were drawn by the "
             "rule's authors: the figures describe the rule, not its accuracy on real runs.",
             "",
