@@ -236,23 +236,17 @@ def test_the_key_goes_to_the_endpoint_alone_and_into_no_message(server, capsys, 
 
 def test_token_prompts_are_the_agent_loops(server):
     """With a tokenizer the server gets the ids of the fitted prompt, not messages."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     import asyncio
-
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     from verl_entropy.agent.settings import AgentSettings
     from verl_entropy.data.expert_turns import TurnWriter, prompt_builder
     from verl_entropy.data.source import tasks
     from verl_entropy.evaluate.play import Ask, play
-    from verl_entropy.quickstart.build import TEMPLATE
+    from verl_entropy.quickstart.build import word_level
 
     words = "<unk> <|im_start|> <|im_end|> user assistant goal now : ? . + what is add".split() + [str(i) for i in range(10)]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<|im_end|>")
-    tokenizer.chat_template = TEMPLATE
-    server.tokenizer = tokenizer
+    server.tokenizer = tokenizer = word_level(words, eos_token="<|im_end|>")
     settings = AgentSettings.from_mappings({"name": ADD, "prompt_template": "compact", "history_length": 0})
     writer = TurnWriter(settings, tokenizer, 40, 8)
     endpoint = samplers.Endpoint(server.url, samplers.Sampling(max_tokens=8, stop_token_ids=(7,)), tokens=True, concurrency=2)
