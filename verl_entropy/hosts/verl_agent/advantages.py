@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_entropy.hosts.common import advantage_side
 from verl_entropy.hosts.common.context import AdvantageContext
-from verl_entropy.hosts.common.trainer_keys import NUCLEUS_ENTROPY, VOCAB_CENTRE, WORKER_INFO, extra_outputs
+from verl_entropy.hosts.common.trainer_keys import WORKER_INFO, extra_outputs
 from verl_entropy.hosts.verl_agent import rows as rows_module
 from verl_entropy.hosts.verl_agent.rows import Fields, Rows
 from verl_entropy.log import say
@@ -132,7 +132,3 @@ def keep_every_row(mask_RT: Tensor, first_RT: Tensor, advantages_RT: Tensor) -> 
     empty_R = ~mask_RT.any(-1)
     kept_RT = mask_RT | (first_RT & empty_R[:, None])
     return kept_RT, torch.where(empty_R[:, None], 0.0, advantages_RT)
-
-
-WORKER_OUTPUTS = (VOCAB_CENTRE, NUCLEUS_ENTROPY)
-"""Columns that our log-prob pass may add, under the names of the verl route."""
