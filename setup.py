@@ -77,7 +77,7 @@ setup(
     package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
     package_data={"verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed"]},
     include_package_data=False,
-    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
+    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
     extras_require={
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],

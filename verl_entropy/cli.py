@@ -8,7 +8,6 @@ RunFileError) or OSError with a message for the user; it is printed here in one 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import json
 import os
@@ -160,9 +159,9 @@ def _unknown_command(argv: Sequence[str]) -> str | None:
     names = [command.name for command in COMMANDS]
     if word is None or word in names:
         return None
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"{word}: no such command.{hint} Known: {', '.join(names)}."
+    from verl_entropy.config.spelling import did_you_mean
+
+    return f"{word}: no such command.{did_you_mean(word, names)} Known: {', '.join(names)}."
 
 
 def _say(name: str | None, message: str, as_json: bool) -> int:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from episodes import Episode, lay_out, make_episodes
+from slow_metrics import aem_drift, likelihood_by_class, windows_by_token, windows_by_turn
 
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.diagnostics import glossary, likelihood, live, predictors, windows
+from verl_entropy.diagnostics import glossary, live, predictors
 from verl_entropy.diagnostics.settings import read_live
 
 P = live.PREFIX
@@ -60,13 +61,13 @@ def test_equal_to_the_pure_functions(layout, seed):
     x = context(make_episodes(seed), layout, shuffle=seed, padding=2, extra_width=3)
     found = live.step_diagnostics(x, live.Live(early_late=3))
     turns, entropy, log_prob, advantage = x.turns, x.entropy_RT, x.old_log_probs_RT, x.advantages_RT
-    for name, slow in (("turns", windows.windows_by_turn), ("tokens", windows.windows_by_token)):
+    for name, slow in (("turns", windows_by_turn), ("tokens", windows_by_token)):
         expected = slow(entropy, turns, 3)
         assert found[f"{P}entropy_early/{name}"] == pytest.approx(expected.early, rel=1e-6)
         assert found[f"{P}entropy_late/{name}"] == pytest.approx(expected.late, rel=1e-6)
-    for name, value in likelihood.likelihood_by_class(log_prob, turns).items():
+    for name, value in likelihood_by_class(log_prob, turns).items():
         assert found[f"{P}likelihood/{name}"] == pytest.approx(value, rel=1e-5)
-    for name, value in predictors.aem_drift(advantage, log_prob, entropy, turns).items():
+    for name, value in aem_drift(advantage, log_prob, entropy, turns).items():
         assert found[f"{P}aem_drift/{name}"] == pytest.approx(float(value), rel=1e-4, abs=1e-6)
     assert found[f"{P}predictor/repo"] == float(predictors.repo_predictor(advantage, log_prob, entropy, x.mask_RT))
 

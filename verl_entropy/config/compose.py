@@ -27,6 +27,7 @@ from typing import Any
 
 from verl_entropy.config import presets, reading
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.config.spelling import did_you_mean
 
 CONFIG = "ppo_trainer"
 _KEY = re.compile(r"[A-Za-z_][\w.@/-]*")
@@ -64,9 +65,9 @@ def _check_presets(names: Sequence[str]) -> None:
     known = presets.preset_names()
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{name!r}: no such preset.{hint} Known: {', '.join(known)}. An override has the form key=value.")
+            raise ConfigError(
+                f"{name!r}: no such preset.{did_you_mean(name, known)} Known: {', '.join(known)}. An override has the form key=value."
+            )
 
 
 _GROUP = re.compile(r"\+{0,2}entropy=\[?([\w, ]+)\]?")
@@ -78,9 +79,7 @@ def check_group(word: str) -> None:
     known = presets.preset_names()
     for name in filter(None, map(str.strip, found.group(1).split(","))) if found else ():
         if name not in known and name != "null":
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{word}: no preset entropy/{name}.{hint} Known: {', '.join(known)}.")
+            raise ConfigError(f"{word}: no preset entropy/{name}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
 def _grammar(overrides: Sequence[str]) -> str | None:

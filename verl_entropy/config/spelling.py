@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,6 +19,12 @@ OUR_KEYS = {
 """Keys of ours by section; ``+entropy=`` at the top is the group of presets."""
 SIMILAR = 0.8
 """Share of letters in common above which an unknown key is taken for a slip."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` with the nearest of ``known``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def check_spelling(config: DictConfig) -> None:

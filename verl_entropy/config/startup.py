@@ -7,16 +7,16 @@ Works on plain mappings; imports neither torch nor verl. A key that is absent or
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
+from verl_entropy.config.spelling import did_you_mean
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 
 ARR = "actor_rollout_ref"
@@ -252,9 +252,3 @@ def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
                 f"entrocraft_switch needs trajectory scores of +1 or -1 and stops the run at the first other one; see that {why} gives "
                 "these, or take entrocraft."
             )
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean X?`` with the nearest of ``known``, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""

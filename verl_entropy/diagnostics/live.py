@@ -130,7 +130,10 @@ def early_late_tokens(x: Inputs) -> dict[str, float]:
 
 
 def _end_tokens(entropy_RT: Tensor, turns: Turns, n: int) -> tuple[float, float]:
-    """``windows_by_token`` for its two means, reading only the tokens in the windows (not every token of the batch)."""
+    """Means over trajectories of their first and last ``n`` trained tokens; only the tokens in these windows are read.
+
+    Source: EPO, appendix B.4.1 (n = 10), which contradicts the caption of Fig. 1 and 7 (steps of the trajectory); hence both.
+    """
     start_K, length_K = turns.segments
     ends_K = length_K.cumsum(0)
     first = torch.searchsorted(turns.trajectory_K, torch.arange(turns.num_trajectories + 1, device=turns.device))

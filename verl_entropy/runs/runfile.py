@@ -29,6 +29,7 @@ import numpy as np
 
 from verl_entropy import __version__
 from verl_entropy.config.settings import setting
+from verl_entropy.files import write_atomic
 
 FORMAT = 1
 META, STEPS, TURNS, SAMPLES = "run.json", "steps.jsonl", "turns", "samples"
@@ -64,21 +65,6 @@ class RunSettings:
 
 
 # ----------------------------------------------------------------------------- writing
-
-
-def write_atomic(path: Path, data: bytes, flush: bool = True) -> None:
-    """Write ``data`` so that ``path`` is the old file or the whole new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            if flush:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:  # a full disk must not also keep the part
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _number(value: Any) -> float | int | None:
