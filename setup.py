@@ -53,10 +53,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
     packages=[
-        *find_packages(include=["verl_entropy", "verl_entropy.*"], exclude=["verl_entropy._hydra*"]),
+        *find_packages(include=["verl_entropy", "verl_entropy.*"]),
         "hydra_plugins.verl_entropy_searchpath",
     ],
-    package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
     package_data={"verl_entropy": ["config/conf/**/*.yaml", "CHANGELOG.md", "README.md", "**/*.json", "**/*.txt"]},
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],

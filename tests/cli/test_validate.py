@@ -210,9 +210,9 @@ REFUSED = [
 def test_a_value_that_cannot_work_is_refused_by_validate_and_at_the_start(capsys, word, says):
     code, out, err = run(capsys, "gigpo", *SIZES, word)
     assert code == 2 and says in err and word.lstrip("+").split("=")[0] in err and err.count("\n") == 1 and not out
-    from verl_entropy import plugin
+    from verl_entropy.hosts.install import activate
 
-    plugin.install()
+    activate.install()
     from verl.utils.config import validate_config
 
     with pytest.raises(SystemExit) as stopped:
@@ -236,9 +236,9 @@ ODD = [
 
 @pytest.mark.parametrize(("words", "says"), ODD, ids=[says for _, says in ODD])
 def test_an_odd_value_is_a_warning_of_validate_and_of_the_start(capsys, words, says):
-    from verl_entropy import plugin
+    from verl_entropy.hosts.install import activate
 
-    plugin.install()
+    activate.install()
     from verl.utils.config import validate_config
 
     if "=" in words[0]:

@@ -14,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import verl  # noqa: F401  (loads the plugin; the platform comes from the test)
 import verl.utils.distributed as distributed
+
+from verl_entropy.hosts.install import activate
+
+activate.install()  # as in the worker of a run that has chosen methods; the platform comes from the test
 
 PROMPT = (5, 9, 7, 12, 6, 11, 8, 10, 5, 7)
 RESPONSE = (4, 2, 6, 3, 5, 1, 7, 2, 1, 1)
@@ -54,7 +57,8 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
                 actor.seal = ours["seal"]
             actor.policy_loss.update({k: v for k, v in ours.items() if k != "seal"})
         actor.policy_loss.update(policy)
-    driver.prepare(config)
+        if driver.prepare(config) is not None:
+            actor.trainer_active = True  # verl's trainer says so with our part in it
     OmegaConf.resolve(config)
     from verl.utils.config import omega_conf_to_dataclass
 

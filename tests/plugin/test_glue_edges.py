@@ -25,8 +25,11 @@ from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
 from verl_entropy.hosts.common.context import LossContext
 from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, SEAL_LOGITS, SEAL_ROWS, SEAL_TOKENS
+from verl_entropy.hosts.install import activate
 from verl_entropy.hosts.verl_v1 import driver, engine, loss, trainer
 from verl_entropy.hosts.verl_v1.predicting import Predicting
+
+activate.install()
 
 
 def jagged(*rows):

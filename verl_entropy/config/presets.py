@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 FOLDER = Path(__file__).parent / "conf" / "entropy"
 
@@ -30,10 +29,11 @@ def summary(name: str) -> str:
     return " ".join(heading)
 
 
-def ensure_search_path(_: ModuleType | None = None) -> None:
+def ensure_search_path() -> None:
     """Register our SearchPathPlugin unless Hydra's own discovery found it."""
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
+
     from hydra_plugins.verl_entropy_searchpath import VerlEntropySearchPath
 
     plugins = Plugins.instance()

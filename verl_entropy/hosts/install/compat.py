@@ -176,19 +176,22 @@ def is_verl_agent() -> bool:
     return any((Path(location).parent / "agent_system").is_dir() for location in locations)
 
 
-def unsupported_reason() -> str | None:
-    """Why the installed verl cannot be extended, or None if it can. Reads source only for versions not in SUPPORTED."""
+def unsupported_reason(read: bool = True) -> str | None:
+    """Why the installed verl cannot be extended, or None if it can.
+
+    ``read``: look for every symbol in the source of a version in SUPPORTED too, for people edit their checkout.
+    """
     version = verl_version()
     if is_verl_agent():
         return "this is verl-agent; start it with `python -m verl_entropy.verl_agent`"
     if version is None:
         return "verl is not installed; install it (pip install 'verl==0.9.1') beside verl-entropy"
-    if version in SUPPORTED:
+    if version in SUPPORTED and not read:
         return None
     missing = missing_symbols()
     wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x. Fix: pip install 'verl=={SUPPORTED[-1]}'"
     if missing:
         return f"verl {version} lacks {'; '.join(missing)}. {wanted}"
-    if not version.startswith(SERIES):
+    if version not in SUPPORTED and not version.startswith(SERIES):
         return f"verl {version} has every symbol that is needed but was never tested. {wanted}"
     return None

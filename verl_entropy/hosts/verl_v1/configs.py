@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossCon
 
 from verl_entropy.config import plan, registry
 from verl_entropy.config import settings as config
+from verl_entropy.hosts.install import hooks
 
 
 def _plain(value: Any) -> Any:
@@ -56,12 +58,14 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
     """FSDPActorConfig plus the ``seal`` section; built in a training worker, it refuses to go on without our seams."""
 
     seal: Any = None
+    trainer_active: bool = False
+    """Written by our part of verl's trainer, in whose process advantages are computed."""
 
     def __post_init__(self):
         super().__post_init__()
         workers = sys.modules.get("verl.workers.engine_workers")
         if workers is not None:
-            _check_worker(workers, self.strategy)
+            _check_worker(workers, self)
 
     def loss_plan(self) -> plan.Plan:
         """The loss side of the plan (regulariser, loss, head), checked."""
@@ -74,7 +78,13 @@ def _drop_none(section: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in section.items() if v is not None}
 
 
-def _check_worker(workers, strategy: str) -> None:
+def _environment() -> str:
+    """What decides it in this process."""
+    names = (hooks.CHOSEN, "VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES")
+    return "Here " + ", ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names) + "."
+
+
+def _check_worker(workers, actor: EntropyFSDPActorConfig) -> None:
     from verl.workers.engine.base import EngineRegistry
 
     from verl_entropy.hosts.verl_v1.engine import EntropyEngineMixin
@@ -83,9 +93,16 @@ def _check_worker(workers, strategy: str) -> None:
     if not is_ours(workers.ppo_loss):
         raise RuntimeError(
             "verl-entropy: the loss of this training worker is not the one of the plugin, so regulariser, loss and head would "
-            "do nothing. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker and install verl-entropy on every node."
+            f"do nothing. {_environment()} Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install verl-entropy on "
+            "every node, and let verl start Ray, which hands the driver's variables on."
         )
-    engine = EngineRegistry.get_engine_cls("language_model", strategy)
+    if not actor.trainer_active:
+        raise RuntimeError(
+            "verl-entropy: the process of verl's trainer (the TaskRunner) did not say that the plugin is active there, so advantages "
+            "would be computed without the chosen methods. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install "
+            "verl-entropy on every node, and let verl start Ray, which hands the driver's variables on."
+        )
+    engine = EngineRegistry.get_engine_cls("language_model", actor.strategy)
     if not issubclass(engine, EntropyEngineMixin):
         raise RuntimeError(
             f"verl-entropy: the training engine of this worker is {engine.__module__}.{engine.__qualname__}, not ours. "

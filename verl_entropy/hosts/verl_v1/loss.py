@@ -16,7 +16,7 @@ import torch
 from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.common.context import LossContext, use_loss
-from verl_entropy.hosts.common.loss_tools import clip_bounds, lengths, response_RT
+from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
 from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, WORKER_INFO
 from verl_entropy.methods.losses.clip import masked_log_ratio
 from verl_entropy.methods.losses.gspo import sequence_ratio
@@ -95,31 +95,10 @@ def _metrics(ctx: LossContext) -> dict:
     return metrics
 
 
-def _slice_at_once(module: ModuleType) -> None:
-    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's losses of actor and critic call it."""
-    original = module.no_padding_2_padding
-
-    @functools.wraps(original)
-    def no_padding_2_padding(tensor, data):
-        values = tensor.values() if tensor.is_nested else tensor
-        if values.dim() != 1 or not data["prompts"].is_nested or "max_response_len" in data.keys():
-            return original(tensor, data)
-        prompt_R, response_R = lengths(data)
-        seen = torch.stack([prompt_R.sum() + response_R.sum(), prompt_R.min(), response_R.max()])
-        total, shortest, width = seen.tolist()  # one wait for the device
-        if total != len(values) or shortest == 0:
-            return original(tensor, data)  # says what is wrong
-        return response_RT(values, data, width)
-
-    module.no_padding_2_padding = no_padding_2_padding
-
-
 def wrap(module: ModuleType) -> None:
     """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
     from verl.utils import tensordict_utils as tu
-    from verl.workers.utils import losses
 
-    _slice_at_once(losses)
     original = module.ppo_loss
 
     @functools.wraps(original)
