@@ -4,6 +4,7 @@
 Mends: verl's ``no_padding_2_padding`` waits for the device once for every row and cuts each row in Python, for every output that a
 loss reads. Here the lengths come over with one wait and one gather takes all rows; the values are the same, bit for bit.
 Versions: 0.9.0, 0.9.1.
+Asked for by: a chosen method.
 No longer needed when ``verl/workers/utils/padding.py`` cuts the responses without a loop over the rows (``for ... in zip(``).
 """
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a real Ray, each told something else of the run: ray_workers.py OUT writes what they say."""
+
+import json
+import os
+import sys
+import tempfile
+
+import ray
+import walk
+
+CHOSEN = "VERL_ENTROPY_CHOSEN"
+
+
+def seams() -> dict:
+    from verl_entropy.hosts.install import seams
+
+    return seams.probe()
+
+
+def actor(**keys) -> str:
+    """What a training worker says to the actor configuration of a run that has chosen something."""
+    import verl.workers.engine_workers  # noqa: F401
+
+    from verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig
+
+    try:
+        EntropyFSDPActorConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, rollout_n=1, **keys)
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+def asked(wanted: str) -> str:
+    """What the driver says to the Ray that runs."""
+    from verl_entropy.hosts.install import running
+
+    try:
+        running.check(wanted)
+    except SystemExit as stopped:
+        return str(stopped.code)
+    return "told"
+
+
+def main(out: str) -> None:
+    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
+    job = {"env_vars": {CHOSEN: "methods", "PYTHONPATH": path}}
+    with tempfile.TemporaryDirectory(prefix="ve-", ignore_cleanup_errors=True) as folder:
+        ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=folder, runtime_env=job)
+        try:
+
+            def run(function, *args, _env=None, **kwargs):
+                task = ray.remote(num_cpus=1)(function).options(runtime_env={"env_vars": _env or {}})
+                return ray.get(task.remote(*args, **kwargs))
+
+            quiet, none = {CHOSEN: ""}, {CHOSEN: "", "VERL_USE_EXTERNAL_PLUGINS": "none"}
+            found = {
+                "plain": run(walk.here, _env=quiet),
+                "without": run(walk.here, _env=none),
+                "seams": run(seams),
+                "untold worker": run(actor, _env=quiet),
+                "untold trainer": run(actor),
+                "both told": run(actor, trainer_active=True),
+                "driver": asked("methods"),
+                "driver of more": asked("methods,varlen"),
+            }
+        finally:
+            ray.shutdown()
+    with open(out, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    # By name, so that workers import the functions instead of unpickling them.
+    import ray_workers
+
+    ray_workers.main(sys.argv[1])

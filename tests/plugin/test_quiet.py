@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed and nothing chosen, verl is as it was in every process; what is chosen is there, beside another plugin too."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import verl_entropy
+
+pytest.importorskip("verl")
+HERE = Path(__file__).parent
+UPSTREAM = sorted((Path(verl_entropy.__file__).parent / "upstream").glob("[!_]*.py"))
+
+
+def run(*command, **env):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")} | env
+    out = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, env=env, timeout=600, check=False)
+    assert out.returncode == 0, out.stdout + out.stderr[-3000:]
+    return out.stdout
+
+
+def differences(one, other):
+    return {key: (one.get(key), other.get(key)) for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+
+def is_quiet(plain, without):
+    """The plugin in the process ``plain`` and not in ``without`` makes no difference to verl."""
+    assert plain["at_import"] == ["verl_entropy", "verl_entropy.plugin"] == plain["late"] and without["at_import"] == []
+    assert len(plain["attributes"]) > 5000
+    assert differences(plain["attributes"], without["attributes"]) == {}
+    assert plain["finders"] == without["finders"]
+
+
+@pytest.mark.slow
+def test_nothing_of_verl_differs_in_a_driver_that_has_chosen_nothing(tmp_path):
+    found = []
+    for plugins in ("auto", "none"):
+        run(HERE / "walk.py", tmp_path / plugins, VERL_USE_EXTERNAL_PLUGINS=plugins)
+        found.append(json.loads((tmp_path / plugins).read_text()))
+    is_quiet(*found)
+
+
+@pytest.mark.slow
+def test_the_walk_sees_what_a_choice_puts_in(tmp_path):
+    run(HERE / "walk.py", tmp_path / "chosen", VERL_ENTROPY_CHOSEN="methods,varlen")
+    found = json.loads((tmp_path / "chosen").read_text())
+    ours = {key for key, text in found["attributes"].items() if "verl_entropy" in str(text)}
+    assert {
+        "verl.utils.config.validate_config",
+        "verl.utils.validate_config",
+        "verl.trainer.main_ppo.validate_config",
+        "verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY",
+        "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage",
+        "verl.trainer.ppo.v1.trainer_base.get_seqlen_balanced_partitions",
+        "verl.workers.engine_workers.ppo_loss",
+        "verl.utils.tensordict_utils.index_select_tensor_dict",
+        "verl.experimental.agent_loop.agent_loop._agent_loop_registry",
+        "verl.utils.model.update_model_config",
+        "transfer_queue.kv_batch_get",
+        "transfer_queue.client.AsyncTransferQueueClient.async_put",
+    } <= ours
+    assert "verl_entropy.hosts.install.hooks._Finder" in found["finders"]
+
+
+@pytest.mark.real
+def test_workers_of_a_real_ray_are_quiet_active_or_refuse(tmp_path):
+    run(HERE / "ray_workers.py", tmp_path / "out")
+    found = json.loads((tmp_path / "out").read_text())
+    is_quiet(found["plain"], found["without"])
+    assert found["seams"]["active"] and found["seams"]["loaded_by_verl"], found["seams"]
+    assert "the loss of this training worker is not the one of the plugin" in found["untold worker"]
+    assert "VERL_ENTROPY_CHOSEN=unset" in found["untold worker"].replace("CHOSEN=,", "CHOSEN=unset,")
+    assert (
+        "the process of verl's trainer (the TaskRunner) did not say" in found["untold trainer"]
+        and "Fix:" in found["untold trainer"]
+    )
+    assert found["both told"] == "accepted" and found["driver"] == "told"
+    said = found["driver of more"]
+    assert "stopped before training" in said and "VERL_ENTROPY_CHOSEN=methods" in said and "Fix:" in said
+
+
+CHOICES = """
+import os, sys, verl
+from verl.trainer import main_ppo
+from hydra import compose, initialize_config_module
+words = sys.argv[1:]
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", overrides=words)
+installed = sys.modules.get("verl_entropy.hosts.install.activate")
+print(os.environ.get("VERL_ENTROPY_CHOSEN"), sorted(installed.INSTALLED) if installed else [])
+hooks = sys.modules.get("verl_entropy.hosts.install.hooks")
+print(hooks.pending() if hooks else [])
+print(main_ppo.validate_config.__code__.co_filename.split(os.sep)[-1])
+"""
+FLASH = "+actor_rollout_ref.model.override_config.attn_implementation"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told", "waits"),
+    [
+        ([f"{FLASH}=sdpa", "algorithm.adv_estimator=rloo"], None, None),
+        (["+entropy=[aem]"], "methods", "verl.workers.engine_workers"),
+        (["algorithm.adv_estimator=gigpo"], "methods", "verl.workers.engine_workers"),
+        ([f"{FLASH}=varlen"], "varlen", None),
+        (
+            ["actor_rollout_ref.rollout.agent.default_agent_loop=span_env"],
+            "agent_loops",
+            "verl.experimental.agent_loop.agent_loop",
+        ),
+        (["+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2"], "poll_interval", "verl.trainer.ppo.v1.trainer_base"),
+        (["+entropy=[aem]", f"{FLASH}=varlen"], "methods,varlen", "verl.workers.engine_workers"),
+    ],
+)
+def test_a_configuration_gets_what_it_asks_for_and_no_more(words, told, waits):
+    first, pending, checks = run("-c", CHOICES, *words).splitlines()[-3:]
+    assert first == f"{told} {sorted(told.split(',')) if told else []}"
+    assert checks == ("config.py" if told is None else "driver.py")
+    assert waits is None or waits in ast.literal_eval(pending)
+    if told is None:
+        assert pending == "[]"
+    elif "methods" not in told:
+        assert "verl.workers.engine_workers" not in pending and "verl.utils.seqlen_balancing" not in pending
+
+
+def test_every_mend_says_what_it_mends_where_and_until_when():
+    assert len(UPSTREAM) >= 8
+    for path in UPSTREAM:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        parts = [text.find(f"\n{part}") for part in ("Mends: ", "Versions: ", "Asked for by: ", "No longer needed when ")]
+        assert -1 not in parts and parts == sorted(parts), path.name
+
+
+def test_every_mend_is_asked_for_by_something():
+    from verl_entropy.hosts.verl_v1 import wiring
+
+    used = {piece.function.split(".")[1] for piece in wiring.PIECES if piece.function.startswith("upstream.")}
+    assert used | {"varlen"} == {path.stem for path in UPSTREAM}  # varlen_hooks imports varlen
+
+
+# ----------------------------------------------------------------------------- a second plugin
+
+THEIRS = """
+import importlib.abc, sys
+
+class Loader(importlib.abc.Loader):
+    def __init__(self, inner): self.inner = inner
+    def create_module(self, spec): return self.inner.create_module(spec)
+    def exec_module(self, module):
+        self.inner.exec_module(module)
+
+        @module.register_trainer("theirs")
+        class Theirs(module.PPOTrainer):
+            def _compute_advantage(self, batch, metrics):
+                metrics["theirs"] = 1.0
+                return super()._compute_advantage(batch, metrics)
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "verl.trainer.ppo.v1.trainer_base":
+            return None
+        for finder in sys.meta_path:
+            if finder is not self:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    spec.loader = Loader(spec.loader)
+                    return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+SAMPLER = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+class Sampler(ReplayBuffer):
+    pass
+"""
+BESIDE = """
+import sys, verl
+from verl.trainer import main_ppo
+from hydra import compose, initialize_config_module
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", overrides=sys.argv[1:])
+from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
+cls = get_trainer_cls("theirs")
+trainer = cls.__new__(cls)
+trainer.config, trainer.trainer_mode = config, "theirs"
+buffer = trainer._build_replay_buffer()
+base = trainer_base.PPOTrainer._compute_advantage
+print(cls.__module__, type(buffer).__name__, buffer.poll_interval, base.__code__.co_filename.split("/")[-3:][0], "verl_entropy.plugin" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [True, False])
+def test_another_plugin_of_the_same_group_keeps_its_trainer_and_its_sampler(tmp_path, chosen):
+    (tmp_path / "their_plugin.py").write_text(THEIRS)
+    (tmp_path / "sampler.py").write_text(SAMPLER)
+    info = tmp_path / "their_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[verl.plugins]\ntheirs = their_plugin\n")
+    words = [
+        "trainer.v1.trainer_mode=theirs",
+        f"++trainer.v1.sampler.custom_sampler.path={tmp_path / 'sampler.py'}",
+        "++trainer.v1.sampler.custom_sampler.name=Sampler",
+    ]
+    if chosen:
+        words += ["+entropy=[aem]", "+trainer.v1.sampler.sampler_kwargs.poll_interval=0.25"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    last = run("-c", BESIDE, *words, PYTHONPATH=path).splitlines()[-1].split()
+    assert last == ["their_plugin", "Sampler", *(["0.25", "hosts"] if chosen else ["2.0", "ppo"]), "True"], last
