@@ -86,12 +86,8 @@ class Scan(ast.NodeVisitor):
         base = self.alias(node.value)
         if alias is not None and base is not None and alias[1].count(".") < 2 and not base[1].isupper():
             ours = isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self.own
-            if (
-                not ours
-                and "verl_entropy" not in node.attr
-                and node.attr not in OURS
-                and (node.attr == "__init__" or not node.attr.startswith("__"))
-            ):
+            ours = ours or "verl_entropy" in node.attr or node.attr in OURS
+            if not ours and (node.attr == "__init__" or not node.attr.startswith("__")):
                 self.note(alias, node)
         self.generic_visit(node)
 

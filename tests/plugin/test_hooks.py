@@ -118,7 +118,7 @@ def test_a_failed_piece_stops_a_run_that_has_chosen_something_whichever_comes_fi
 
 
 def test_a_failed_piece_stops_a_worker_whose_driver_has_chosen_something(module_name, monkeypatch):
-    monkeypatch.setenv(hooks.CHOSEN, "1")
+    monkeypatch.setenv(hooks.CHOSEN, "methods")
     hooks.after_import(module_name, _raise)
     with pytest.raises(hooks.HookError, match="gone"):
         importlib.import_module(module_name)

@@ -84,48 +84,76 @@ def test_workers_of_a_real_ray_are_quiet_active_or_refuse(tmp_path):
     assert "stopped before training" in said and "VERL_ENTROPY_CHOSEN=methods" in said and "Fix:" in said
 
 
-CHOICES = """
+FORKED = """
 import os, sys, verl
 from verl.trainer import main_ppo
 from hydra import compose, initialize_config_module
-words = sys.argv[1:]
-with initialize_config_module("verl.trainer.config", version_base=None):
-    config = compose("ppo_trainer", overrides=words)
-installed = sys.modules.get("verl_entropy.hosts.install.activate")
-print(os.environ.get("VERL_ENTROPY_CHOSEN"), sorted(installed.INSTALLED) if installed else [])
-hooks = sys.modules.get("verl_entropy.hosts.install.hooks")
-print(hooks.pending() if hooks else [])
-print(main_ppo.validate_config.__code__.co_filename.split(os.sep)[-1])
+
+def composed(words):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=words)
+
+def in_a_child(function, *args):  # one import of verl for all cases; what a case installs ends with it
+    child = os.fork()
+    if not child:
+        try:
+            function(*args)
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+CHOICES = """
+def case(words):
+    composed(words)
+    installed, hooks = (sys.modules.get(f"verl_entropy.hosts.install.{name}") for name in ("activate", "hooks"))
+    print(json.dumps({
+        "told": os.environ.get("VERL_ENTROPY_CHOSEN"),
+        "installed": sorted(installed.INSTALLED) if installed else [],
+        "pending": hooks.pending() if hooks else [],
+        "checks": main_ppo.validate_config.__code__.co_filename.split(os.sep)[-1],
+    }))
+
+import json
+for words in json.loads(sys.argv[1]):
+    in_a_child(case, words)
 """
 FLASH = "+actor_rollout_ref.model.override_config.attn_implementation"
+WORKERS, LOOPS, TRAINER = (
+    "verl.workers.engine_workers",
+    "verl.experimental.agent_loop.agent_loop",
+    "verl.trainer.ppo.v1.trainer_base",
+)
+ASKED = [
+    ([f"{FLASH}=sdpa", "algorithm.adv_estimator=rloo"], None, None),
+    (["+entropy=[aem]"], "methods", WORKERS),
+    (["algorithm.adv_estimator=gigpo"], "methods", WORKERS),
+    (["actor_rollout_ref.actor.policy_loss.loss_mode=steer"], "methods", WORKERS),
+    ([f"{FLASH}=varlen"], "varlen", None),
+    (["actor_rollout_ref.rollout.agent.default_agent_loop=span_env"], "agent_loops", LOOPS),
+    (["+data.env.name=household"], "agent_loops", LOOPS),
+    (["+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2"], "poll_interval", TRAINER),
+    (["+entropy=[aem]", f"{FLASH}=varlen"], "methods,varlen", WORKERS),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    lines = run("-c", FORKED + CHOICES, json.dumps([words for words, _, _ in ASKED])).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "told", "waits"),
-    [
-        ([f"{FLASH}=sdpa", "algorithm.adv_estimator=rloo"], None, None),
-        (["+entropy=[aem]"], "methods", "verl.workers.engine_workers"),
-        (["algorithm.adv_estimator=gigpo"], "methods", "verl.workers.engine_workers"),
-        ([f"{FLASH}=varlen"], "varlen", None),
-        (
-            ["actor_rollout_ref.rollout.agent.default_agent_loop=span_env"],
-            "agent_loops",
-            "verl.experimental.agent_loop.agent_loop",
-        ),
-        (["+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2"], "poll_interval", "verl.trainer.ppo.v1.trainer_base"),
-        (["+entropy=[aem]", f"{FLASH}=varlen"], "methods,varlen", "verl.workers.engine_workers"),
-    ],
-)
-def test_a_configuration_gets_what_it_asks_for_and_no_more(words, told, waits):
-    first, pending, checks = run("-c", CHOICES, *words).splitlines()[-3:]
-    assert first == f"{told} {sorted(told.split(',')) if told else []}"
-    assert checks == ("config.py" if told is None else "driver.py")
-    assert waits is None or waits in ast.literal_eval(pending)
+@pytest.mark.parametrize("number", range(len(ASKED)), ids=[words[0] for words, _, _ in ASKED])
+def test_a_configuration_gets_what_it_asks_for_and_no_more(outcomes, number):
+    (_, told, waits), outcome = ASKED[number], outcomes[number]
+    assert outcome["told"] == told and outcome["installed"] == (sorted(told.split(",")) if told else [])
+    assert outcome["checks"] == ("config.py" if told is None else "driver.py")
+    assert waits is None or waits in outcome["pending"]
     if told is None:
-        assert pending == "[]"
+        assert outcome["pending"] == []
     elif "methods" not in told:
-        assert "verl.workers.engine_workers" not in pending and "verl.utils.seqlen_balancing" not in pending
+        assert not {WORKERS, "verl.utils.seqlen_balancing", "transfer_queue"}.intersection(outcome["pending"])
 
 
 def test_every_mend_says_what_it_mends_where_and_until_when():
@@ -180,24 +208,23 @@ class Sampler(ReplayBuffer):
     pass
 """
 BESIDE = """
-import sys, verl
-from verl.trainer import main_ppo
-from hydra import compose, initialize_config_module
-with initialize_config_module("verl.trainer.config", version_base=None):
-    config = compose("ppo_trainer", overrides=sys.argv[1:])
-from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
-cls = get_trainer_cls("theirs")
-trainer = cls.__new__(cls)
-trainer.config, trainer.trainer_mode = config, "theirs"
-buffer = trainer._build_replay_buffer()
-base = trainer_base.PPOTrainer._compute_advantage
-print(cls.__module__, type(buffer).__name__, buffer.poll_interval, base.__code__.co_filename.split("/")[-3:][0], "verl_entropy.plugin" in sys.modules)
+def case(words):
+    config = composed(words)
+    from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
+    cls = get_trainer_cls("theirs")
+    trainer = cls.__new__(cls)
+    trainer.config, trainer.trainer_mode = config, "theirs"
+    buffer = trainer._build_replay_buffer()
+    room = trainer_base.PPOTrainer._compute_advantage.__code__.co_filename.split("/")[-3]
+    print(cls.__module__, type(buffer).__name__, buffer.poll_interval, room)
+
+in_a_child(case, sys.argv[1:4])
+in_a_child(case, sys.argv[1:])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", [True, False])
-def test_another_plugin_of_the_same_group_keeps_its_trainer_and_its_sampler(tmp_path, chosen):
+def test_another_plugin_of_the_same_group_keeps_its_trainer_and_its_sampler(tmp_path):
     (tmp_path / "their_plugin.py").write_text(THEIRS)
     (tmp_path / "sampler.py").write_text(SAMPLER)
     info = tmp_path / "their_plugin-1.0.dist-info"
@@ -209,8 +236,10 @@ def test_another_plugin_of_the_same_group_keeps_its_trainer_and_its_sampler(tmp_
         f"++trainer.v1.sampler.custom_sampler.path={tmp_path / 'sampler.py'}",
         "++trainer.v1.sampler.custom_sampler.name=Sampler",
     ]
-    if chosen:
-        words += ["+entropy=[aem]", "+trainer.v1.sampler.sampler_kwargs.poll_interval=0.25"]
+    ours = ["+entropy=[aem]", "+trainer.v1.sampler.sampler_kwargs.poll_interval=0.25"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    last = run("-c", BESIDE, *words, PYTHONPATH=path).splitlines()[-1].split()
-    assert last == ["their_plugin", "Sampler", *(["0.25", "hosts"] if chosen else ["2.0", "ppo"]), "True"], last
+    said = run("-c", FORKED + BESIDE, *words, *ours, PYTHONPATH=path).splitlines()
+    assert [line for line in said if line.startswith("their")] == [
+        "their_plugin Sampler 2.0 ppo",
+        "their_plugin Sampler 0.25 hosts",
+    ], said

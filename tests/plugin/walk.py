@@ -43,7 +43,7 @@ def attributes() -> dict[str, object]:
         importlib.import_module(name)
     found = {}
     for name, module in sorted(sys.modules.items()):
-        if not isinstance(module, types.ModuleType) or name.partition(".")[0] not in ROOTS and name not in ROOTS:
+        if not isinstance(module, types.ModuleType) or (name.partition(".")[0] not in ROOTS and name not in ROOTS):
             continue
         for key, value in sorted(vars(module).items()):
             if key in ("__builtins__", "__warningregistry__", "__cached__"):

@@ -43,10 +43,8 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer._validate": ("self",),
         "PPOTrainer.step": ("self", "metrics", "timing_raw"),
         **dict.fromkeys(
-            (
-                f"PPOTrainer.{name}"
-                for name in ("config", "global_steps", "total_training_steps", "tokenizer", "processor", "use_critic")
-            )
+            f"PPOTrainer.{name}"
+            for name in ("config", "global_steps", "total_training_steps", "tokenizer", "processor", "use_critic")
         ),
     },
     "verl.trainer.ppo.v1.replay_buffer": {
@@ -78,7 +76,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "verl.workers.engine.fsdp.transformer_impl": {
         **dict.fromkeys(
-            (f"FSDPEngine.{name}" for name in ("engine_config", "module", "rank", "use_remove_padding", "use_ulysses_sp"))
+            f"FSDPEngine.{name}" for name in ("engine_config", "module", "rank", "use_remove_padding", "use_ulysses_sp")
         ),
         "FSDPEngine._build_module": ("self",),
         "FSDPEngine.get_data_parallel_group": ("self",),

@@ -205,6 +205,9 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def validate_config(config, *args, **kwargs):
+        asked = absent.chosen(config)  # now: what was set after the composition counts, and ``prepare`` writes verl's names
+        if not activate.install(asked):
+            raise SystemExit(absent.message([key for keys in asked.values() for key in keys]))
         try:
             check_spelling(config)
             check_environment(config)
@@ -214,7 +217,7 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         except hooks.HookError as error:
             raise SystemExit(f"[verl-entropy] {error}") from None
-        if chosen is not None or absent.chosen(config):
+        if asked:
             _tell_workers(config)
         original(config, *args, **kwargs)
         if chosen is not None:
