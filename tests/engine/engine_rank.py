@@ -57,8 +57,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
                 actor.seal = ours["seal"]
             actor.policy_loss.update({k: v for k, v in ours.items() if k != "seal"})
         actor.policy_loss.update(policy)
-        if driver.prepare(config) is not None:
-            actor.trainer_active = True  # verl's trainer says so with our part in it
+    driver.prepare(config)
     OmegaConf.resolve(config)
     from verl.utils.config import omega_conf_to_dataclass
 

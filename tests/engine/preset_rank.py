@@ -18,7 +18,7 @@ GROUPS, SESSIONS, TURNS = 2, 2, 2
 
 def compose_config(presets: str):
     from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
 
     from verl_entropy.hosts.verl_v1 import driver
 
@@ -35,8 +35,6 @@ def compose_config(presets: str):
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
     driver.prepare(config)
-    with open_dict(config):
-        config.actor_rollout_ref.actor.trainer_active = True  # verl's trainer says so with our part in it
     OmegaConf.resolve(config)
     return config
 

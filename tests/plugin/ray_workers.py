@@ -20,15 +20,27 @@ def seams() -> dict:
 
 def actor(**keys) -> str:
     """What a training worker says to the actor configuration of a run that has chosen something."""
-    import verl.workers.engine_workers  # noqa: F401
+    from types import SimpleNamespace
 
-    from verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine_workers import ActorRolloutRefWorker
 
+    config = {
+        "_target_": "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig",
+        "strategy": "fsdp2",
+        "rollout_n": 1,
+        **keys,
+    }
+    config = OmegaConf.create({"actor": {**config, "ppo_micro_batch_size_per_gpu": 1}})
     try:
-        EntropyFSDPActorConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, rollout_n=1, **keys)
+        omega_conf_to_dataclass(config.actor)
+        ActorRolloutRefWorker.init_model(SimpleNamespace(config=config))
     except RuntimeError as error:
         return str(error)
-    return "accepted"
+    except Exception as error:  # a model is wanted: everything of ours has been asked
+        return f"accepted, then {type(error).__name__} {error}"
+    return "a model of nothing"
 
 
 def asked(wanted: str) -> str:

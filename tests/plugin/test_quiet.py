@@ -79,7 +79,8 @@ def test_workers_of_a_real_ray_are_quiet_active_or_refuse(tmp_path):
         "the process of verl's trainer (the TaskRunner) did not say" in found["untold trainer"]
         and "Fix:" in found["untold trainer"]
     )
-    assert found["both told"] == "accepted" and found["driver"] == "told"
+    assert found["both told"].startswith("accepted, then ") and "model" in found["both told"], found["both told"]
+    assert found["driver"] == "told"
     said = found["driver of more"]
     assert "stopped before training" in said and "VERL_ENTROPY_CHOSEN=methods" in said and "Fix:" in said
 

@@ -20,6 +20,8 @@ from verl_entropy.log import say
 
 METHODS, AGENT_LOOPS, VARLEN, POLL_INTERVAL, CPU = "methods", "agent_loops", "varlen", "poll_interval", "cpu"
 GROUPS = (METHODS, AGENT_LOOPS, VARLEN, POLL_INTERVAL, CPU)
+CHECKED = "checked"
+"""Beside the groups in ``VERL_ENTROPY_CHOSEN``: the driver has checked and prepared the run's configuration."""
 
 INSTALLED: set[str] = set()
 """Groups whose hooks are in place in this process."""
@@ -82,7 +84,7 @@ def _install(groups: set[str]) -> bool:
 
 def from_environment() -> None:
     """What the environment of this process asks for; SystemExit, which verl does not swallow, where it cannot be had."""
-    groups = [name for name in os.environ.get(hooks.CHOSEN, "").split(",") if name]
+    groups = [name for name in os.environ.get(hooks.CHOSEN, "").split(",") if name not in ("", CHECKED)]
     try:
         done = install(groups)
     except Exception as error:

@@ -58,6 +58,8 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "verl.workers.engine_workers": {
         "ppo_loss": None,  # imported by name: the global that we rebind
+        "ActorRolloutRefWorker": None,
+        "ActorRolloutRefWorker.config": None,
         "ActorRolloutRefWorker.init_model": ("self",),
     },
     "verl.workers.utils.losses": {

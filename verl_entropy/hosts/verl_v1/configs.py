@@ -14,7 +14,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossCon
 
 from verl_entropy.config import plan, registry
 from verl_entropy.config import settings as config
-from verl_entropy.hosts.install import hooks
+from verl_entropy.hosts.install import activate, hooks
 
 
 def _plain(value: Any) -> Any:
@@ -65,7 +65,7 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
         super().__post_init__()
         workers = sys.modules.get("verl.workers.engine_workers")
         if workers is not None:
-            _check_worker(workers, self)
+            _check_worker(workers, self.strategy)
 
     def loss_plan(self) -> plan.Plan:
         """The loss side of the plan (regulariser, loss, head), checked."""
@@ -84,7 +84,29 @@ def _environment() -> str:
     return "Here " + ", ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names) + "."
 
 
-def _check_worker(workers, actor: EntropyFSDPActorConfig) -> None:
+def check_trainer(actor: DictConfig) -> None:
+    """RuntimeError in a training worker whose driver or trainer did not do its part of a run that has chosen methods.
+
+    The driver puts our actor configuration in the place of verl's, and the trainer writes ``trainer_active`` into it.
+    """
+    told = os.environ.get(hooks.CHOSEN, "").split(",")
+    if actor.get("_target_") != f"{__name__}.{EntropyFSDPActorConfig.__name__}":
+        if activate.METHODS in told and activate.CHECKED not in told:
+            raise RuntimeError(
+                "verl-entropy: this run's configuration chooses something of verl-entropy, but its program never called "
+                "verl.utils.config.validate_config, where that is checked and prepared, so it would train without it. Fix: start the "
+                "run with `python -m verl.trainer.main_ppo`, or call validate_config in your program before Ray starts."
+            )
+        return
+    if not actor.get("trainer_active", False):
+        raise RuntimeError(
+            "verl-entropy: the process of verl's trainer (the TaskRunner) did not say that the plugin is active there, so advantages "
+            "would be computed without the chosen methods. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install "
+            "verl-entropy on every node, and let verl start Ray, which hands the driver's variables on."
+        )
+
+
+def _check_worker(workers, strategy: str) -> None:
     from verl.workers.engine.base import EngineRegistry
 
     from verl_entropy.hosts.verl_v1.engine import EntropyEngineMixin
@@ -96,13 +118,7 @@ def _check_worker(workers, actor: EntropyFSDPActorConfig) -> None:
             f"do nothing. {_environment()} Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install verl-entropy on "
             "every node, and let verl start Ray, which hands the driver's variables on."
         )
-    if not actor.trainer_active:
-        raise RuntimeError(
-            "verl-entropy: the process of verl's trainer (the TaskRunner) did not say that the plugin is active there, so advantages "
-            "would be computed without the chosen methods. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install "
-            "verl-entropy on every node, and let verl start Ray, which hands the driver's variables on."
-        )
-    engine = EngineRegistry.get_engine_cls("language_model", actor.strategy)
+    engine = EngineRegistry.get_engine_cls("language_model", strategy)
     if not issubclass(engine, EntropyEngineMixin):
         raise RuntimeError(
             f"verl-entropy: the training engine of this worker is {engine.__module__}.{engine.__qualname__}, not ours. "

@@ -193,7 +193,7 @@ def _check_json_lines(path: str, key: str) -> None:
 
 def _tell_workers(config: DictConfig) -> None:
     """Every Ray process of the run installs what is installed here, and stops where a piece of ours fails (``hooks.CHOSEN``)."""
-    value = os.environ[hooks.CHOSEN] = activate.told()
+    value = os.environ[hooks.CHOSEN] = f"{activate.told()},{activate.CHECKED}"
     if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
         OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", value, force_add=True)
     running.check(value)

@@ -96,7 +96,10 @@ def _metrics(ctx: LossContext) -> dict:
 
 
 def wrap(module: ModuleType) -> None:
-    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
+    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss).
+
+    A training worker asks before it loads a model whether its trainer has our part too.
+    """
     from verl.utils import tensordict_utils as tu
 
     original = module.ppo_loss
@@ -120,6 +123,17 @@ def wrap(module: ModuleType) -> None:
 
     ppo_loss.verl_entropy = True
     module.ppo_loss = ppo_loss
+    worker_cls = module.ActorRolloutRefWorker
+    original_model = worker_cls.init_model
+
+    @functools.wraps(original_model)
+    def init_model(self):
+        from verl_entropy.hosts.verl_v1.configs import check_trainer
+
+        check_trainer(self.config.actor)
+        return original_model(self)
+
+    worker_cls.init_model = init_model
 
 
 def is_ours(function) -> bool:
