@@ -73,6 +73,8 @@ def main(out: str) -> None:
                 "untold worker": run(actor, _env=quiet),
                 "untold trainer": run(actor),
                 "both told": run(actor, trainer_active=True),
+                "unchecked": run(actor, _target_="verl.workers.config.FSDPActorConfig"),
+                "checked": run(actor, _env={CHOSEN: "methods,checked"}, _target_="verl.workers.config.FSDPActorConfig"),
                 "driver": asked("methods"),
                 "driver of more": asked("methods,varlen"),
             }

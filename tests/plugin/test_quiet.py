@@ -80,6 +80,8 @@ def test_workers_of_a_real_ray_are_quiet_active_or_refuse(tmp_path):
         and "Fix:" in found["untold trainer"]
     )
     assert found["both told"].startswith("accepted, then ") and "model" in found["both told"], found["both told"]
+    assert "its program never called verl.utils.config.validate_config" in found["unchecked"] and "Fix:" in found["unchecked"]
+    assert found["checked"].startswith("accepted, then "), found["checked"]
     assert found["driver"] == "told"
     said = found["driver of more"]
     assert "stopped before training" in said and "VERL_ENTROPY_CHOSEN=methods" in said and "Fix:" in said
