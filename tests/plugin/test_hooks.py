@@ -136,7 +136,9 @@ def test_a_module_whose_import_fails_is_still_waited_for(module_name, tmp_path):
 
 
 def test_what_others_imported_by_name_is_replaced_there_too(module_name, tmp_path):
-    (tmp_path / f"{module_name}_user.py").write_text(f"from {module_name} import step\nfrom {module_name} import Trainer as step_of\n")
+    (tmp_path / f"{module_name}_user.py").write_text(
+        f"from {module_name} import step\nfrom {module_name} import Trainer as step_of\n"
+    )
     module, user = importlib.import_module(module_name), importlib.import_module(f"{module_name}_user")
     before, kept = module.step, user.step_of
 

@@ -24,8 +24,13 @@ def run(*command, **env):
     return out.stdout
 
 
+LOADING = {f"verl.{name}" for name in ("_plugins_policy", "_entry_points", "_discovered", "_allowed", "_ep")}
+"""Variables of verl's own loop over the plugins, which differ because VERL_USE_EXTERNAL_PLUGINS does."""
+
+
 def differences(one, other):
-    return {key: (one.get(key), other.get(key)) for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+    keys = (one.keys() | other.keys()) - LOADING
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
 def is_quiet(plain, without):

@@ -50,7 +50,8 @@ def attributes() -> dict[str, object]:
                 continue
             found[f"{name}.{key}"] = _text(value, 0)
             if isinstance(value, type) and value.__module__ == name:
-                found.update({f"{name}.{key}.{k}": _text(v, 0) for k, v in vars(value).items()})
+                members = {k: v for k, v in vars(value).items() if not k.startswith("__pydantic")}  # pydantic's hold addresses
+                found.update({f"{name}.{key}.{k}": _text(v, 0) for k, v in members.items()})
     return found
 
 
