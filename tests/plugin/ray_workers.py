@@ -54,11 +54,23 @@ def asked(wanted: str) -> str:
     return "told"
 
 
+def start(folder: str, job: dict) -> None:
+    """A Ray of its own; on a busy machine its half minute to start may not be enough at once."""
+    for attempt in range(4):
+        try:
+            ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=f"{folder}/{attempt}", runtime_env=job)
+            return
+        except Exception:
+            ray.shutdown()
+            if attempt == 3:
+                raise
+
+
 def main(out: str) -> None:
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
     job = {"env_vars": {CHOSEN: "methods", "PYTHONPATH": path}}
     with tempfile.TemporaryDirectory(prefix="ve-", ignore_cleanup_errors=True) as folder:
-        ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=folder, runtime_env=job)
+        start(folder, job)
         try:
 
             def run(function, *args, _env=None, **kwargs):

@@ -114,7 +114,11 @@ def in_a_child(function, *args):  # one import of verl for all cases; what a cas
 """
 CHOICES = """
 def case(words):
-    composed(words)
+    try:
+        composed(words)
+    except SystemExit as stopped:
+        print(json.dumps({"stopped": str(stopped.code)}))
+        return
     installed, hooks = (sys.modules.get(f"verl_entropy.hosts.install.{name}") for name in ("activate", "hooks"))
     print(json.dumps({
         "told": os.environ.get("VERL_ENTROPY_CHOSEN"),
@@ -146,9 +150,12 @@ ASKED = [
 ]
 
 
+SLIP = ["+algorithm.entropi.transforms=[aem]"]
+
+
 @pytest.fixture(scope="module")
 def outcomes():
-    lines = run("-c", FORKED + CHOICES, json.dumps([words for words, _, _ in ASKED])).splitlines()
+    lines = run("-c", FORKED + CHOICES, json.dumps([*(words for words, _, _ in ASKED), SLIP])).splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
@@ -163,6 +170,11 @@ def test_a_configuration_gets_what_it_asks_for_and_no_more(outcomes, number):
         assert outcome["pending"] == []
     elif "methods" not in told:
         assert not {WORKERS, "verl.utils.seqlen_balancing", "transfer_queue"}.intersection(outcome["pending"])
+
+
+@pytest.mark.slow
+def test_a_slip_in_a_key_of_ours_stops_although_nothing_is_chosen(outcomes):
+    assert "algorithm.entropi: no key of verl or verl-entropy. Write algorithm.entropy" in outcomes[-1]["stopped"]
 
 
 def test_every_mend_says_what_it_mends_where_and_until_when():
