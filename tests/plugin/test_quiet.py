@@ -2,9 +2,11 @@
 """Installed and nothing chosen, verl is as it was in every process; what is chosen is there, beside another plugin too."""
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +22,15 @@ UPSTREAM = sorted((Path(verl_entropy.__file__).parent / "upstream").glob("[!_]*.
 
 def run(*command, **env):
     env = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")} | env
-    out = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, env=env, timeout=600, check=False)
-    assert out.returncode == 0, out.stdout + out.stderr[-3000:]
-    return out.stdout
+    words = [sys.executable, *map(str, command)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=900)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what a Ray that did not start leaves behind
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, out + err[-3000:]
+    return out
 
 
 LOADING = {f"verl.{name}" for name in ("_plugins_policy", "_entry_points", "_discovered", "_allowed", "_ep")}
@@ -94,7 +102,7 @@ def test_workers_of_a_real_ray_are_quiet_active_or_refuse(tmp_path):
 
 
 FORKED = """
-import os, sys, verl
+import os, sys, traceback, verl
 from verl.trainer import main_ppo
 from hydra import compose, initialize_config_module
 
@@ -108,9 +116,12 @@ def in_a_child(function, *args):  # one import of verl for all cases; what a cas
         try:
             function(*args)
             sys.stdout.flush()
-        finally:
             os._exit(0)
-    os.waitpid(child, 0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit(1)
 """
 CHOICES = """
 def case(words):
