@@ -220,6 +220,9 @@ class Loader(importlib.abc.Loader):
                 metrics["theirs"] = 1.0
                 return super()._compute_advantage(batch, metrics)
 
+            def on_sample_end(self): pass
+            def on_step_end(self): pass
+
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "verl.trainer.ppo.v1.trainer_base":
