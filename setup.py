@@ -74,7 +74,7 @@ setup(
         *find_packages(include=["verl_entropy", "verl_entropy.*"], exclude=["verl_entropy._hydra*"]),
         "hydra_plugins.verl_entropy_searchpath",
     ],
-    package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
+    package_dir={"hydra_plugins": "verl_entropy/_hydra/hydra_plugins"},
     package_data={"verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed"]},
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],

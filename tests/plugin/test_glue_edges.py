@@ -23,10 +23,13 @@ from verl_entropy.config import plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
-from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS, TOTALS
+from verl_entropy.hosts.install import activate
 from verl_entropy.hosts.verl_v1 import configs, driver, engine, loss, trainer
 from verl_entropy.hosts.verl_v1.predicting import Predicting
 from verl_entropy.methods.context import LossContext
+
+activate.install()
 
 
 def jagged(*rows):
@@ -184,7 +187,9 @@ def micro_batch(tokens: int):
         "loss_mask": jagged(*mask),
     }
     data = TensorDict(fields, batch_size=2)
-    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=2, **{NUM_ROWS: float(tokens > 0)})
+    tu.assign_non_tensor(
+        data, dp_size=1, batch_num_tokens=tokens, global_batch_size=2, **{NUM_ROWS: float(tokens > 0), TOTALS: {}}
+    )
     return data
 
 

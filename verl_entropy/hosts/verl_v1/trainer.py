@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from verl_entropy.agent.cut import ENDINGS
 from verl_entropy.batch.foreign import read_bool
@@ -283,6 +283,15 @@ def wrap(module: ModuleType) -> None:
     original_advantage = trainer_cls._compute_advantage
     original_update = trainer_cls._update_actor
     original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
+    original_init = trainer_cls.__init__
+
+    @functools.wraps(original_init)
+    def __init__(self, *args, **kwargs):
+        original_init(self, *args, **kwargs)
+        actor = self.config.actor_rollout_ref.actor
+        if run_of(self).plan.active and actor.get("_target_") == driver.ACTOR:
+            with open_dict(actor):
+                actor.trainer_active = True  # the training workers refuse to start without it
 
     @functools.wraps(original_global)
     def compute_advantage_for_multi_trajectories(data, batch_keys, *args, **kwargs):
@@ -341,6 +350,7 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
 
+    trainer_cls.__init__ = __init__
     module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
     trainer_cls._compute_advantage = _compute_advantage
     trainer_cls._update_actor = _update_actor
