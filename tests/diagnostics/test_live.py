@@ -17,6 +17,7 @@ from slow_metrics import aem_drift, likelihood_by_class, windows_by_token, windo
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import glossary, live, predictors
 from verl_entropy.diagnostics.settings import read_live
+from verl_entropy.methods import registry
 
 P = live.PREFIX
 
@@ -131,7 +132,8 @@ def test_every_metric_is_in_the_glossary_and_is_finite():
     known = {e.key for e in live.GLOSSARY}
     assert len(known) == len(live.GLOSSARY) and all(map(math.isfinite, found.values()))
     assert [k for k in found if live.find(k) is None] == []
-    elsewhere = {P + k for k in (*glossary._OURS, *glossary._METHODS, *glossary._SAMPLED)} | glossary._VERL.keys()
+    methods = (f"{m.name}/{name}" for m in registry.methods() for name in m.metrics)
+    elsewhere = {P + k for k in (*glossary._OURS, *methods, *glossary._SAMPLED)} | glossary._VERL.keys()
     assert {k for k in known - found.keys() - elsewhere if "<" not in k} == set()
     assert all(e.formula and e.unit and e.source for e in live.GLOSSARY)
 
