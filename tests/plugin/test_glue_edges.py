@@ -144,7 +144,7 @@ def test_what_rollout_correction_rejects_stays_in_the_denominator(monkeypatch):
     monkeypatch.setattr(advantage_side, "settle_equal_returns", lambda ctx, advantages: advantages)
     call = SimpleNamespace(run=SimpleNamespace(advance=lambda ctx: None), ride=SimpleNamespace(), info={}, metrics={})
     data = SimpleNamespace(batch={"response_mask": thin.long(), "advantages": torch.zeros(4, 25)})
-    ctx = SimpleNamespace(plan=read(), info={}, metrics={}, mask_RT=thin, turns=None)
+    ctx = SimpleNamespace(plan=read(), info={}, metrics={}, fields={}, mask_RT=thin, turns=None)
     trainer._advantages(lambda data, *_, **__: data, call, ctx, data, {"response_mask": jagged(*spans.long())}, [], (), {})
     loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in ("loss_mask", "response_mask"))
     assert int(loss_mask.sum()) == 99 and int(response_mask.sum()) == 59

@@ -186,6 +186,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         return {
             "success": episode.success,
             "task_type": episode.task_type,
+            "task": episode.task,
             "env_error": episode.env_error,
             "ended": episode.ended,
             "reward_extra_info": {

@@ -177,6 +177,8 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    if "rollout_log_probs" in data.batch.keys():
+        ctx.fields["rollout_log_probs"] = data.batch["rollout_log_probs"]
     call.metrics.update(ending_metrics(extra, list(batch_keys)))
     return ctx
 
@@ -205,6 +207,7 @@ def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, ba
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
     advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
+    ctx.fields["base_advantages"] = advantages  # of the diagnostics: what the transforms started from
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         data.batch["response_mask"] = data.batch["response_mask"] * mask
