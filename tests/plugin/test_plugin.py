@@ -36,6 +36,19 @@ def test_import_verl_does_not_pull_in_the_trainer():
 
 
 @pytest.mark.slow
+def test_our_engine_is_registered_where_it_is_the_first_import():
+    pytest.importorskip("verl")
+    code = (
+        "from verl_entropy.hosts.verl_v1 import engine; from verl_entropy.hosts.install import activate, hooks; "
+        "from verl.workers.engine.base import EngineRegistry; "
+        "found = str(EngineRegistry._engines); "
+        "print(activate.INSTALLED, hooks.FAILED, engine.EntropyFSDPEngineWithLMHead.__name__ in found)"
+    )
+    out = run(code)
+    assert out.stdout.strip() == "True {} True", out.stdout + out.stderr[-2000:]
+
+
+@pytest.mark.slow
 def test_a_failure_is_printed_although_verl_swallows_it():
     pytest.importorskip("verl")
     code = (

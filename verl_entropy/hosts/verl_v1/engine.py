@@ -35,6 +35,7 @@ from verl_entropy.hosts.common.trainer_keys import (
     SAMPLED,
     TOTALS,
 )
+from verl_entropy.hosts.verl_v1 import wiring
 from verl_entropy.hosts.verl_v1.configs import EntropyFSDPEngineConfig
 from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
 from verl_entropy.log import say
@@ -347,3 +348,7 @@ def register() -> None:
         device="cuda",
         vendor=[v for v in checks.ENGINE_VENDORS if v != "cpu"],
     )(EntropyFSDPEngineWithLMHead)
+
+
+# Where this file is imported before verl's engine, the hook that registers the class comes in the middle of its imports.
+wiring.engine_is_whole()

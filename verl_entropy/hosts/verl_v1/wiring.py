@@ -21,6 +21,8 @@ import functools
 import importlib
 from types import ModuleType
 
+from verl_entropy.hosts.install import hooks
+
 PIECES = {
     "verl.utils.config": ("hosts.verl_v1.driver.wrap",),
     "verl.trainer.ppo.core_algos": ("hosts.verl_v1.registration.register",),
@@ -50,8 +52,24 @@ def _hand_over(names: tuple[str, ...], module: ModuleType) -> None:
         piece(name)(module)
 
 
+FSDP = "verl.workers.engine.fsdp.transformer_impl"
+_engine_is_late = False
+"""verl's engine was imported by engine.py itself, whose class did not exist yet."""
+
+
 def _fsdp(_: ModuleType) -> None:
-    piece("hosts.verl_v1.engine.register")()
+    global _engine_is_late
+    engine = importlib.import_module("verl_entropy.hosts.verl_v1.engine")
+    # Without `register`, its last function, the file is still being imported and will say when it is whole.
+    _engine_is_late = "register" not in vars(engine)
+    if not _engine_is_late:
+        engine.register()
+
+
+def engine_is_whole() -> None:
+    """Called at the end of engine.py: runs the hook of verl's engine that came too early. Does nothing where none came."""
+    if _engine_is_late:
+        hooks.after_import(FSDP, _fsdp)
 
 
 def _agent_loop(_: ModuleType) -> None:
@@ -62,6 +80,6 @@ def _agent_loop(_: ModuleType) -> None:
 
 CALLBACKS = {
     **{module: functools.partial(_hand_over, names) for module, names in PIECES.items()},
-    "verl.workers.engine.fsdp.transformer_impl": _fsdp,
+    FSDP: _fsdp,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
 }

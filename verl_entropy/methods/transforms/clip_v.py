@@ -106,8 +106,8 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipV) -> Tran
     return clip_v(
         advantages,
         ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
+        ctx.log_probs(),
+        ctx.entropies(),
         ctx.fields["vocab_centre"],
         mu=s.mu,
         two_sided=s.two_sided,
