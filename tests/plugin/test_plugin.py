@@ -13,7 +13,7 @@ from verl_entropy.hosts.install import activate, compat, hooks
 
 def run(code, **env):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=240, check=False
     )
 
 
