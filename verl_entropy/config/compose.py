@@ -118,7 +118,7 @@ def _read_recipe(path: str) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{path}: no such file. Give the path of a recipe's YAML.")
     try:
-        found = OmegaConf.to_container(OmegaConf.load(file))
+        found: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: not YAML ({_short(error)}). Mend the file.") from None
     if not isinstance(found, dict) or not found or not all(_KEY.fullmatch(str(key)) for key in found):
@@ -216,7 +216,8 @@ def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequenc
             raise ConfigError(_grammar(chosen.overrides) or f"{_short(error)}{_hint(str(error))}") from None
     # Interpolations stay as they are: a wrong value is named at the key that was set, not at its copies.
     if name == CONFIG:  # the SFT trainer takes words where its defaults are numbers (save_freq=after_each_epoch)
-        _check_types(OmegaConf.to_container(config), _defaults(), "")
+        values: Any = OmegaConf.to_container(config)
+        _check_types(values, _defaults(), "")
     return config
 
 
@@ -286,7 +287,8 @@ def _defaults() -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     with initialize_config_dir(str(verl_folder()), version_base=None):
-        return OmegaConf.to_container(hydra_compose(CONFIG))
+        usual: Any = OmegaConf.to_container(hydra_compose(CONFIG))
+    return usual
 
 
 def _keys(node: dict[str, Any] | None = None, prefix: str = "") -> list[str]:

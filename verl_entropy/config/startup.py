@@ -174,7 +174,8 @@ def _positions(model: Any) -> tuple[int | None, bool]:
     except (OSError, ValueError):
         return None, False
     content = content if isinstance(content, dict) else {}
-    text = content.get("text_config") if isinstance(content.get("text_config"), dict) else content
+    text = content.get("text_config")
+    text = text if isinstance(text, dict) else content
     found = text.get("max_position_embeddings")
     return (found if isinstance(found, int) and not isinstance(found, bool) else None), bool(text.get("rope_scaling"))
 

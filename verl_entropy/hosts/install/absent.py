@@ -211,7 +211,7 @@ def _cause() -> tuple[str, str]:
         return f"the plugin failed to load ({activate.FAILURE})", "reinstall verl-entropy and run `verl-entropy doctor`"
     reason = compat.unsupported_reason()
     if reason is not None:
-        return reason, f"install a supported verl (pip install 'verl=={compat.SUPPORTED[-1]}')"
+        return reason.split(" Fix: ")[0].rstrip("."), f"install a supported verl (pip install 'verl=={compat.SUPPORTED[-1]}')"
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and NAME not in {name.strip() for name in policy.split(",")}:
         wanted = "auto" if policy == "none" else f"auto or {policy},{NAME}"
