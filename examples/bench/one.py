@@ -56,7 +56,7 @@ def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
     return [
         *importlib.import_module(world.module).words(folder, job.seed, run, steps, method.presets),
         "trainer.save_freq=-1",  # a run that was cut begins anew
-        f"trainer.test_freq={max(1, steps // 3)}",
+        f"trainer.test_freq={max(1, steps // 2)}",
         "++ray_kwargs.ray_init.address=local",
         *world.regimes[job.regime].overrides,
         *method.overrides,
@@ -126,6 +126,8 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int) -> None:
     with locked(run_folder.with_suffix(".lock"), wait=False) as mine:
         if not mine:
             sys.exit(BUSY)
+        if job.file(results).is_file():  # trained by another bench meanwhile
+            return
         shutil.rmtree(run_folder, ignore_errors=True)
         run_folder.mkdir(parents=True)
         overrides = words(job, folder, run_folder, steps)
