@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench import one
 from bench.plan import METHODS, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
 
 THREADS = 600
@@ -104,9 +105,9 @@ def run_all(missing: list[Job], args: argparse.Namespace) -> int:
             time.sleep(STAGGER)
         for process in [p for p in running if p.poll() is not None]:
             job = running.pop(process)
-            done = job.file(args.results).is_file() and not process.returncode
-            failed += not done
-            how = "end  " if done else f"FAILED with {process.returncode}"
+            known = {0: "end  ", one.BUSY: "busy: another bench trains it, "}
+            failed += process.returncode not in known
+            how = known.get(process.returncode, f"FAILED with {process.returncode}")
             print(f"{time.time() - start:6.0f} s  {how}  {job.label()}", flush=True)
         time.sleep(0.5)
     return failed

@@ -204,8 +204,8 @@ def render(results: Path) -> str:
     lines += [
         "## How to read it",
         "",
-        f"- Held-out success: mean of the splits, {WORLDS['household'].episodes} episodes each, sampled at temperature 1, at the start, every "
-        'third of the run and its end; "best" is the highest of these. One such value has a standard error of up to .03.',
+        f"- Held-out success: mean of the splits, {WORLDS['household'].episodes} episodes each, sampled at temperature 1, at the start, the "
+        'middle and the end of the run; "best" is the highest of these. One such value has a standard error of up to .03.',
         "- Area under the curve: mean success of all training steps; each step has new tasks, so it is success on unseen tasks, too, and less "
         "noisy than a validation.",
         "- Held out and area are interquartile means over seeds. Intervals: 95 %, stratified bootstrap over seeds (percentile); no interval "

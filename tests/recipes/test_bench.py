@@ -68,7 +68,7 @@ def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_p
     found = resolved.check(compose.compose(words))
     actor = found.raw["actor_rollout_ref"]["actor"]
     assert found.verl is None and actor["optim"]["lr"] == 1e-4
-    assert found.raw["trainer"]["save_freq"] == -1 and found.raw["trainer"]["test_freq"] == 10 and found.raw["data"]["seed"] == 3
+    assert found.raw["trainer"]["save_freq"] == -1 and found.raw["trainer"]["test_freq"] == 15 and found.raw["data"]["seed"] == 3
     if method in ("clip_cov", "kl_cov"):
         assert actor["policy_loss"]["loss_mode"] == method
     if method == "clip_higher":
