@@ -57,6 +57,7 @@ def stored(folder, method, seed, auc, final, regime="healthy"):
     one.write(job.file(folder), result | {"held_out": held, "outcome": outcome.outcome(found, held, world.splits)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", plan.METHODS)
 def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_path):
     pytest.importorskip("verl")
