@@ -17,6 +17,10 @@ from bench.plan import BASE, METHODS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
 FLAGS = ("collapsed", "erupted", "lost_half")
+JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out success", "entropy_final": "entropy at the end"}
+"""What methods are told apart by."""
+CUT = "cut"
+"""Folder beside the results of runs that did not reach their last step."""
 Run = dict[str, Any]
 Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
@@ -46,6 +50,11 @@ def versus(cell: Cell, base: Cell, name: str) -> Estimate | None:
     return difference([score((cell[s] for s in seeds), name)], [score((base[s] for s in seeds), name)])
 
 
+def shared(base: Cell, cell: Cell) -> Cell:
+    """The base's runs of the seeds that the method has: seeds differ more than methods."""
+    return {seed: run for seed, run in base.items() if seed in cell}
+
+
 def share(cell: Cell, flag: str) -> str:
     return f"{sum(score(cell.values(), flag))}/{len(cell)}"
 
@@ -55,7 +64,8 @@ def row(method: str, cell: Cell, base: Cell) -> str:
     runs = list(cell.values())
     plain = method == BASE
     gain = None if plain else versus(cell, base, "auc")
-    better = None if plain or not base else improvement([score(runs, "held_out_final")], [score(base.values(), "held_out_final")])
+    same = shared(base, cell)
+    better = None if plain or not same else improvement([score(runs, "held_out_final")], [score(same.values(), "held_out_final")])
     cells = [
         METHODS[method].title,
         str(len(runs)),
@@ -86,12 +96,13 @@ def verdicts(cells: dict[str, Cell]) -> list[str]:
     """Which methods are told from GRPO, and which not."""
     base = cells.get(BASE, {})
     lines, judged = [], [m for m in cells if m != BASE]
-    for name, text in (("auc", "area under the curve"), ("held_out_final", "final held-out success")):
+    for name, text in JUDGED.items():
         sides: dict[Any, list[str]] = {1: [], -1: [], 0: [], None: []}
         for method in judged:
             found = versus(cells[method], base, name)
             side = found.side() if found and found.low is not None else None
-            sides[side].append(f"{METHODS[method].title} ({found.text(sign=True)})" if side else METHODS[method].title)
+            told = "" if side is None else f" ({found.text(sign=True)})"
+            sides[side].append(METHODS[method].title + told)
         parts = [
             f"{what}: {', '.join(sides[side])}"
             for side, what in ((1, "above GRPO"), (-1, "below GRPO"), (0, "not told from GRPO"), (None, "too few seeds to tell"))
@@ -157,6 +168,28 @@ def tuning(results: Path) -> list[str]:
     return lines
 
 
+def cut(folder: Path) -> list[str]:
+    """Runs that did not reach their last step, with how they began and how they stood."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*/*.json"))]
+    if not runs:
+        return []
+    lines = ["## Cut runs", "", "In no table and no figure; success and entropy are means of five steps.", ""]
+    for why in dict.fromkeys(run["cut"] for run in runs):
+        lines += [f"Because {why}:", ""]
+        for run in (run for run in runs if run["cut"] == why):
+            moved = [
+                f"{name} {fmean(known[: ENDS // 2]):{form}} -> {fmean(known[-(ENDS // 2) :]):{form}}"
+                for name, form in (("success", ".2f"), ("entropy", ".3f"))
+                if (known := [v for v in run["curves"][name] if v is not None])
+            ]
+            spec = WORLDS[run["world"]].regimes[run["regime"]]
+            lines.append(
+                f"- {METHODS[run['method']].title}, {spec.why}, seed {run['seed']}, {run['steps']} of {spec.steps} steps: {', '.join(moved)}."
+            )
+        lines.append("")
+    return lines
+
+
 def starting(cells: dict[str, Cell]) -> str:
     runs = [run for cell in cells.values() for run in cell.values()]
     first, held = score(runs, "entropy_first"), score(runs, "held_out_first")
@@ -200,7 +233,7 @@ def render(results: Path) -> str:
         ]
     if not runs:
         return "\n".join([*lines, "No runs yet.", ""])
-    intervals = sum(len(cells) - 1 for cells in found.values()) * 2
+    intervals = sum(len(cells) - 1 for cells in found.values()) * len(JUDGED)
     lines += [
         "## How to read it",
         "",
@@ -208,9 +241,11 @@ def render(results: Path) -> str:
         'middle and the end of the run; "best" is the highest of these. One such value has a standard error of up to .03.',
         "- Area under the curve: mean success of all training steps; each step has new tasks, so it is success on unseen tasks, too, and less "
         "noisy than a validation.",
-        "- Held out and area are interquartile means over seeds. Intervals: 95 %, stratified bootstrap over seeds (percentile); no interval "
-        f"under {LEAST_SEEDS} seeds. Paired: the method's run minus GRPO's of the same seed, which begin with the same warm start and tasks. "
-        "With five seeds an interval is narrower than it should be.",
+        "- Held out and area are interquartile means over seeds. Their intervals, and P's: 95 %, stratified bootstrap over seeds (percentile), "
+        "which with five seeds is narrower than it should be. Paired: mean of the method's run minus GRPO's of the same seed, which begin with "
+        "the same warm start and tasks, with a 95 % interval of Student's t. P(final > GRPO's): of a run of the method and one of GRPO, "
+        "both drawn from the seeds that the method has. Rows of other numbers of seeds compare in these columns only. No interval "
+        f"under {LEAST_SEEDS} seeds. Above and below GRPO: the paired interval leaves out 0.",
         f"- Collapsed: mean entropy of the last {ENDS} steps under {COLLAPSED:g} of that of the first {ENDS}. Erupted: mean entropy of some "
         f"{ENDS // 2} steps at least {ERUPTED:g} times that of the first {ENDS}. Lost half: success of the last {ENDS} steps at most half "
         f"of the best {ENDS}.",
@@ -229,8 +264,9 @@ def render(results: Path) -> str:
         "",
         f"Plain GRPO on seeds from {TUNING_SEEDS} up, for choosing the regimes:",
         "",
-        *(tuning(results) or ["- none were run: the rates come from single runs of an earlier commit."]),
+        *(tuning(results) or ["- none reached its end: the rates come from single runs of an earlier commit."]),
         "",
+        *cut(results.parent / CUT),
         "## Where the runs come from",
         "",
         *origin(runs),
@@ -255,8 +291,8 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
         for axis, (method, cell) in zip(line, cells.items(), strict=True):
             for run in cell.values():
                 axis.plot(*smooth(run["curves"][curve]), color="tab:blue", lw=0.5, alpha=0.5)
-            if BASE in means:
-                axis.plot(*smooth(means[BASE]), color="0.4", lw=1.6)
+            if same := shared(cells.get(BASE, {}), cell):
+                axis.plot(*smooth(mean_curve(same, curve)), color="0.4", lw=1.6)
             if method != BASE:
                 axis.plot(*smooth(means[method]), color="tab:blue", lw=1.6)
             axis.spines[["top", "right"]].set_visible(False)
@@ -265,7 +301,10 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
         line[0].set_ylim(bottom=0)
     for axis, method in zip(axes[0], cells, strict=True):
         axis.set_title(METHODS[method].title, fontsize=8)
-    figure.supxlabel(f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean)", fontsize=8)
+    figure.supxlabel(
+        f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean of the same seeds)",
+        fontsize=8,
+    )
     figure.savefig(path, dpi=90)
     plt.close(figure)
 

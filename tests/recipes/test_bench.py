@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +125,16 @@ def test_statistics_by_hand():
     assert statistics.interquartile_mean(eight) == found, "the same files give the same page"
 
 
+def test_three_gains_of_one_sign_tell_nothing():
+    """Chance gives three differences one sign one time in four; a percentile interval leaves out 0 each of those times."""
+    few = statistics.difference([[0.504, 0.462, 0.423]], [[0.5, 0.45, 0.38]])
+    assert few.side() == 0 and few.low == pytest.approx(-0.032, abs=1e-3) and few.high == pytest.approx(0.071, abs=1e-3)
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(400):
+        told += statistics.difference([rng.normal(size=3)], [rng.normal(size=3)]).side() != 0
+    assert told < 40, f"{told} of 400 differences by chance were told from 0"
+
+
 def test_worlds_are_resampled_apart():
     """A world of equal scores adds no width: mixed, the worlds' distance would."""
     near = statistics.difference([[0.1, 0.1, 0.1], [0.9, 0.9, 0.9]], [[0.0] * 3, [0.0] * 3])
@@ -139,11 +150,44 @@ def test_the_page_tells_methods_apart_and_names_what_was_not_run(tmp_path):
     stored(results, "aem", 0, 0.9, 0.9)
     stored(results, "none", 100, 0.99, 0.99)
     text = page.render(results)
-    assert "By area under the curve, paired over seeds: above GRPO: GiGPO (+0.10 (+0.10 to +0.10)); below GRPO: REPO-R" in text
+    assert "By area under the curve, paired over seeds: above GRPO: GiGPO (+0.100 (+0.100 to +0.100)); below GRPO: REPO-R" in text
     assert "too few seeds to tell: AEM" in text and "not told from GRPO: GiGPO" in text
     assert "not run:" in text and "AEM (1)" in text and "seed 100: held out 0.10 -> 0.99" in text
     assert "| GRPO | 5 | 0.60 (0.60 to 0.60)" in text, "a tuning seed is no result"
     assert page.write_page(results).read_text() == text and (tmp_path / "household-healthy.png").stat().st_size < 150_000
+
+
+def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
+    for seed in range(5):
+        stored(tmp_path, "none", seed, 0.5, 0.2 if seed < 3 else 0.9)
+    for seed in range(3):
+        stored(tmp_path, "aem", seed, 0.5, 0.3)
+    cells = page.load(tmp_path)["household", "healthy"]
+    assert "| 1.00 (1.00 to 1.00) |" in page.row("aem", cells["aem"], cells["none"])
+    assert list(page.shared(cells["none"], cells["aem"])) == [0, 1, 2]
+
+
+def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
+    results = tmp_path / "results"
+    stored(results, "none", 0, 0.5, 0.6)
+    stored(tmp_path / page.CUT, "none", 1, 0.25, 0.6)
+    path = plan.Job("household", "healthy", "none", 1).file(tmp_path / page.CUT)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed"}))
+    text = page.render(results)
+    assert "| GRPO | 1 |" in text and "Because the power failed:" in text
+    assert "- GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
+    path.unlink()
+    assert "Cut runs" not in page.render(results)
+
+
+def test_committed_cut_runs_are_cut_and_nobody_s_folders():
+    found = list((plan.RESULTS.parent / page.CUT).glob("*/*/*.json"))
+    for path in found:
+        run = json.loads(path.read_text())
+        job = plan.Job(run["world"], run["regime"], run["method"], run["seed"])
+        assert job.file(plan.RESULTS.parent / page.CUT) == path and not re.search("/(tmp|root|work)/", path.read_text())
+        assert run["steps"] == len(run["curves"]["success"]) < plan.WORLDS[job.world].regimes[job.regime].steps
+        assert run["cut"] and not job.file(plan.RESULTS).exists(), "a run that was trained to its end since is no longer cut"
 
 
 def test_the_committed_page_is_what_the_files_give():
