@@ -29,12 +29,12 @@ ENVIRONMENTS = {
     "scienceworld": ["scienceworld>=1.2"],
     "textworld_express": ["textworld-express>=1.1"],
 }
+BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
     *VERL_CPU,
-    *REPORT,
+    *BENCH,
     *ENVS,
-    "tqdm",
     "psutil",
     "gymnasium",
     "hypothesis",
@@ -85,6 +85,7 @@ setup(
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
         "report": REPORT,
+        "bench": BENCH,
         **ENVIRONMENTS,
         "envs": ENVS,
         "test": TEST,
