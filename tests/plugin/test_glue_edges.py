@@ -23,7 +23,7 @@ from verl_entropy.config import plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
-from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS, TOTALS
 from verl_entropy.hosts.verl_v1 import configs, driver, engine, loss, trainer
 from verl_entropy.hosts.verl_v1.predicting import Predicting
 from verl_entropy.methods.context import LossContext
@@ -143,9 +143,13 @@ def test_what_rollout_correction_rejects_stays_in_the_denominator(monkeypatch):
     data = SimpleNamespace(batch={"response_mask": thin.long(), "advantages": torch.zeros(4, 25)})
     ctx = SimpleNamespace(plan=read(), info={}, metrics={}, mask_RT=thin, turns=None)
     trainer._advantages(lambda data, *_, **__: data, call, ctx, data, {"response_mask": jagged(*spans.long())}, [], (), {})
-    loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in ("loss_mask", "response_mask"))
+    names = ("verl_entropy_loss_mask", "verl_entropy_response_mask")
+    loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in names)
     assert int(loss_mask.sum()) == 99 and int(response_mask.sum()) == 59
     assert torch.equal(response_mask.bool(), thin & keep)
+    # the critic learns the value of every token
+    assert torch.equal(data.batch["response_mask"].bool(), thin)
+    assert not {"response_mask", "loss_mask"} & set(call.ride.write)
 
 
 # ----------------------------------------------------------------------------- diagnostics
@@ -184,7 +188,9 @@ def micro_batch(tokens: int):
         "loss_mask": jagged(*mask),
     }
     data = TensorDict(fields, batch_size=2)
-    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=2, **{NUM_ROWS: float(tokens > 0)})
+    tu.assign_non_tensor(
+        data, dp_size=1, batch_num_tokens=tokens, global_batch_size=2, **{NUM_ROWS: float(tokens > 0), TOTALS: {}}
+    )
     return data
 
 

@@ -186,6 +186,8 @@ class Transform(Method):
     kind = "transform"
     select = "+" + ALGORITHM_PATH + ".transforms=[{name}]"
     apply: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult]
+    drops: bool = False
+    """May drop tokens from the policy's loss, for which the actor needs this package's engine."""
     order: int = 100
     """Position among the transforms where the configuration gives no order."""
 

@@ -123,6 +123,7 @@ AEM_TRANSFORM = Transform(
     function="verl_entropy.methods.transforms.aem.aem",
     equations=("verl_entropy.methods.transforms.aem.aem_weights",),
     needs=frozenset({"entropy", "group"}),
+    drops=True,
     order=50,
     neutral={"temperature": 0.0},
     apply=_apply,

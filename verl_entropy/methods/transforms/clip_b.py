@@ -104,6 +104,7 @@ CLIP_B = Transform(
     settings=ClipB,
     function="verl_entropy.methods.transforms.clip_b.clip_b",
     needs=frozenset({"entropy"}),
+    drops=True,
     order=60,
     doubtful_with={
         "clip_v": "two forms of one clip (centred on the batch, and on the policy); each drops tokens of its own, and a run loses "

@@ -151,6 +151,7 @@ ENTROCRAFT = Transform(
     settings=Entrocraft,
     function="verl_entropy.methods.transforms.entrocraft.entrocraft",
     needs=frozenset({"entropy", "step"}),
+    drops=True,
     order=10,
     conflicts={"entrocraft_switch": "both react to the same range; choose the paper's filter or the released switch"},
     ordered=(("start_low", "start_high"), ("end_low", "end_high")),
