@@ -242,6 +242,8 @@ def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
             value, usual = getattr(choice.settings, f.name), f.metadata.get("usual")
             if usual is not None and value is not None and value > usual:
                 yield f"{choice.method.path}.{f.name}={value:g}: outweighs the policy's loss. The paper's: {f.default:g}."
+    if "epo" in names:
+        yield from _weak_corridor(plan)
     if "entrocraft_switch" in names:
         win = _number(raw, "data.env.kwargs.win_reward")
         penalty = _number(raw, "data.env.invalid_action_penalty") or 0.0
@@ -252,6 +254,25 @@ def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
                 f"entrocraft_switch needs trajectory scores of +1 or -1 and stops the run at the first other one; see that {why} gives "
                 "these, or take entrocraft."
             )
+
+
+def _weak_corridor(plan: Plan) -> Iterator[str]:
+    """EPO whose penalty is weaker than its bonus, so that it raises entropy above the corridor too."""
+    s, path = plan.regularizer.settings, plan.regularizer.method.path
+    betas = {"paper": (s.beta_start, 1.0, s.beta_end), "released": (1.0, 0.04), "constant": (s.beta_start,), "off": (0.0,)}[
+        s.weight
+    ]
+    if s.entropy_coeff == 0.0 or s.smooth_coeff == 0.0 or max(betas) == 0.0:
+        return  # no term, or one that has no corridor by choice
+    if s.penalty == "indicator":
+        yield f"{path}.penalty=indicator: has no gradient, so the term is a plain entropy bonus. Set penalty=hinge (Eq. 5)."
+    elif min(betas) * s.smooth_coeff < 1.0:
+        low, high = (1.0 - beta * s.smooth_coeff for beta in (max(betas), min(betas)))
+        share = f"{low:.2g} to {high:.2g}" if high - low > 1e-9 else f"{low:.2g}"
+        yield (
+            f"{path}.smooth_coeff={s.smooth_coeff:g}: beta x smooth_coeff is below 1, so above the corridor the term still raises entropy, with "
+            f"{share} of its pull inside. For a corridor that holds choose +entropy=epo_corridor (smooth_coeff=2, kappa_high=1.1)."
+        )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
