@@ -58,6 +58,11 @@ def test_preset_values_are_the_class_defaults(compose, name):
         assert dataclasses.asdict(choice.settings) == dataclasses.asdict(choice.method.settings())
 
 
+def test_the_bidirectional_preset_keeps_the_sign_of_a_rare_correct_token(compose):
+    settings = _prepare(compose("+entropy=repo_r_bidirectional")).transforms[0].settings
+    assert settings.bidirectional and settings.keep_sign
+
+
 def test_every_algorithm_has_a_preset():
     assert {a.name for a in registry.methods()} <= set(presets.preset_names())
 

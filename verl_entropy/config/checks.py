@@ -37,7 +37,9 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
-    drops = any(getattr(c.method, "drops", False) for c in plan.transforms)  # the engine gives the actor a mask of its own
+    drops = plan.entropy.equal_returns == "drop" or any(
+        c.method.drops for c in plan.transforms
+    )  # the engine gives the actor a mask of its own
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from verl_entropy.batch.turns import padded
 from verl_entropy.log import say
-from verl_entropy.methods.common.equal_returns import ROUNDED, zero_equal_returns
+from verl_entropy.methods.common.equal_returns import ROUNDED, unequal_tokens, zero_equal_returns
 from verl_entropy.methods.context import AdvantageContext
 
 NOTICED = 1e-3
@@ -60,6 +60,10 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
     A dropped token keeps the advantage that it had then: a head that learns advantages reads it.
     """
     keep_RT, advantages, turns, dropped_RT = None, advantages_RT, ctx.turns, None
+    if ctx.plan.entropy.equal_returns == "drop":
+        keep_RT, ctx.metrics["verl_entropy/equal_returns/dropped_groups"] = unequal_tokens(turns)
+        dropped_RT = advantages_RT
+        ctx.turns = dataclasses.replace(turns, mask_RT=turns.mask_RT & keep_RT)
     for choice in ctx.plan.transforms:
         result = choice.method.apply(ctx, advantages, choice.settings)
         advantages = result.advantages

@@ -22,8 +22,8 @@ class Entrocraft:
     schedule: str = setting("linear", "course of the range over training", choices=("fixed", "linear", "cosine"))
     start_low: float = setting(0.6, "lower edge at the start, nats", ge=0.0)
     start_high: float = setting(0.7, "upper edge at the start, nats", ge=0.0)
-    end_low: float = setting(0.1, "lower edge at the end, nats", ge=0.0)
-    end_high: float = setting(0.2, "upper edge at the end, nats", ge=0.0)
+    end_low: float = setting(0.1, "lower edge at the end, nats (paper's schedule; released script: .4)", ge=0.0)
+    end_high: float = setting(0.2, "upper edge at the end, nats (paper's schedule; released script: .5)", ge=0.0)
     total_steps: int | None = setting(None, "length of the schedule; null: trainer.total_training_steps", ge=1)
 
 
@@ -43,9 +43,9 @@ def entropy_range(
         h = h_start + (h_end - h_start) q;   q = 0 (fixed), step / total (linear), (1 - cos(pi step / total)) / 2 (cosine)
 
     Source: arXiv 2604.26326, and the authors' code for both formulas; steps beyond ``total_steps`` keep the
-    end, where the code goes on. Ranges they used: linear (.6, .7) -> (.1, .2) in the paper (default), -> (.4,
-    .5) in the code's script, -> (.2, .3) on GSPO; cosine (.9, 1.0) -> (.1, .2) for Llama-8B and (.4, .5) ->
-    (.1, .2) for Qwen3-14B.
+    end, where the code goes on. Ranges they used: linear (.6, .7) -> (.1, .2) in the paper (default); -> (.4, .5) in the released
+    script, nearer to the abstract's "slightly lower target" (the two do not agree); -> (.2, .3) on GSPO; cosine (.9, 1.0) ->
+    (.1, .2) for Llama-8B and (.4, .5) -> (.1, .2) for Qwen3-14B.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: allowed are {', '.join(SCHEDULES)}.")
