@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from verl_entropy.config import checks, plan
+from verl_entropy.config import checks, plan, startup
 from verl_entropy.config.settings import ConfigError
 
 BASE = {
@@ -75,6 +75,18 @@ def test_a_foreign_engine_is_refused(monkeypatch):
         checks.check(plan.read(BASE), BASE)
 
 
+def test_a_foreign_engine_is_refused_where_a_transform_drops_tokens(monkeypatch):
+    """The actor's own mask is put in place by our engine; another would train the dropped tokens without a word."""
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "other")
+    raw = copy.deepcopy(BASE)
+    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"log_probs": "verl", "transforms": ["ea"]}}
+    raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"}, "seal": None}
+    checks.check(plan.read(raw), raw)
+    raw["algorithm"]["entropy"]["transforms"] = ["clip_b"]
+    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other"):
+        checks.check(plan.read(raw), raw)
+
+
 @pytest.mark.parametrize(
     ("entropy", "actor", "says"),
     [
@@ -104,6 +116,24 @@ def test_a_coefficient_that_nobody_moves_needs_no_bounds(bonus):
         "entropy_bonus": bonus,
     }
     checks.check(plan.read(raw), raw)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "still raises entropy, with 0.8 to 0.9"),
+        ({"weight": "constant", "beta_start": 4.0}, "with 0.6 of its pull"),
+        ({"penalty": "indicator"}, "has no gradient"),
+        ({"smooth_coeff": 2.0}, None),
+        ({"weight": "off"}, None),
+        ({"entropy_coeff": 0.0}, None),
+    ],
+)
+def test_a_corridor_that_cannot_hold_is_said_at_start(settings, says):
+    raw = copy.deepcopy(BASE)
+    raw["actor_rollout_ref"]["actor"]["policy_loss"]["epo"] = settings
+    found = [text for text in startup.odd(plan.read(raw), raw) if ".epo." in text]
+    assert (says is None and not found) or (len(found) == 1 and says in found[0])
 
 
 @pytest.mark.parametrize(

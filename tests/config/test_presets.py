@@ -58,6 +58,11 @@ def test_preset_values_are_the_class_defaults(compose, name):
         assert dataclasses.asdict(choice.settings) == dataclasses.asdict(choice.method.settings())
 
 
+def test_the_bidirectional_preset_keeps_the_sign_of_a_rare_correct_token(compose):
+    settings = _prepare(compose("+entropy=repo_r_bidirectional")).transforms[0].settings
+    assert settings.bidirectional and settings.keep_sign
+
+
 def test_every_algorithm_has_a_preset():
     assert {a.name for a in registry.methods()} <= set(presets.preset_names())
 
@@ -112,6 +117,73 @@ def test_the_dataclasses_of_verl_build_from_a_prepared_configuration(compose):
 
 
 METHODS = {a.name for a in registry.methods()}
+
+GSPO = ("gspo_repo_r", "gspo_repo_d", "adapo_gspo")
+REPO = (
+    "repo_r",
+    "repo_r_bidirectional",
+    "repo_d",
+    "adapo",
+    "entropy_bonus_adaptive",
+    "loop_dapo",
+    "loop_ppo",
+    "loop_ppo_narrow",
+    *GSPO,
+)
+
+
+@pytest.mark.parametrize("name", [*REPO, "rloo_repo_r", "rloo_repo_d"])
+def test_a_preset_of_the_repo_paper_is_the_papers_whole_method(compose, name):
+    """Leave-one-out, no dual clip, 1 / |tau| for each trajectory; verl has gae, 3 and token-mean."""
+    config = compose(f"+entropy={name}")
+    chosen = _prepare(config)
+    actor = config.actor_rollout_ref.actor
+    assert chosen.base == config.algorithm.adv_estimator == "loop"
+    assert float(actor.clip_ratio_c) >= 1e5 and actor.loss_agg_mode == "seq-mean-token-mean"
+    assert actor.policy_loss.loss_mode == ("gspo" if name in GSPO else "vanilla")
+    if name.startswith("rloo"):  # one update of the whole batch
+        assert actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
+    elif name not in GSPO:
+        upper = {"loop_ppo": 0.2, "loop_ppo_narrow": 0.1}.get(name, 0.28 if name != "adapo" else None)
+        assert upper is None or float(actor.clip_ratio_high) == upper
+        assert float(actor.clip_ratio_low) == (0.1 if name == "loop_ppo_narrow" else 0.2)
+
+
+@pytest.mark.parametrize(
+    "names", ["gigpo,repo_r", "repo_r,gigpo", "siren,gigpo", "clip_b,group_norm", "entropy_bonus_adaptive,gigpo"]
+)
+def test_a_preset_of_a_transform_leaves_the_estimator_of_another(compose, names):
+    chosen = _prepare(compose(f"+entropy=[{names}]"))
+    assert chosen.base == next(n for n in names.split(",") if n in ("gigpo", "group_norm")) and chosen.estimator is not None
+
+
+def test_an_override_of_the_user_wins_over_a_preset_and_is_said(compose):
+    from verl_entropy.hosts.verl_v1 import driver
+
+    overrides = ["algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.clip_ratio_high=0.2"]
+    config = compose("+entropy=[repo_r]", *overrides)
+    chosen = _prepare(config)
+    assert chosen.base == "rloo" and config.actor_rollout_ref.actor.clip_ratio_high == 0.2
+    notes = [line for line in driver.banner(chosen, config) if "the paper's method" in line]
+    assert len(notes) == 2 and all(any(o in note for note in notes) for o in overrides)
+    assert not [line for line in driver.banner(*_prepared(compose("+entropy=[repo_r]"))) if "the paper's method" in line]
+
+
+def _prepared(config):
+    return _prepare(config), config
+
+
+def test_a_preset_that_undoes_another_is_warned_of_and_a_variant_does_not_undo_its_own_base(compose):
+    from verl_entropy.config import warnings
+    from verl_entropy.hosts.verl_v1 import driver
+
+    def said(names):
+        config = compose(f"+entropy=[{names}]")
+        chosen = _prepare(config)
+        return [text for text in warnings.risks(chosen, driver.plain(config), True) if "comes after it" in text]
+
+    assert "clip_ratio_low=0.2: preset gspo_repo_r sets 0.0003" in said("gspo_repo_r,adapo")[0]
+    assert not said("adapo,repo_r") and not said("gspo_repo_r") and not said("gigpo,repo_r")
 
 
 @pytest.mark.parametrize("transform", registry.names("transform"))

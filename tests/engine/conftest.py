@@ -28,6 +28,8 @@ ONE = [
     f"fsdp2-full-order={ORDER}",
     *(f"{s}-full-packed=1{end}" for s in ("fsdp", "fsdp2") for end in ("", "-kept=0")),
     "fsdp2-full-packed=1-logp=verl",
+    *(f"fsdp2-full-dropped=1{end}" for end in ("", "-packed=1", "-budget=24")),
+    "fsdp-wrapped",
     "fsdp2-full-packed=1-pad=64",
     "fsdp2-full-packed=1-budget=24-checkpointing=1",
     "fsdp2-full-logp=verl",
@@ -43,8 +45,13 @@ TWO = [
 
 
 @pytest.fixture(scope="session")
-def one(model, tmp_path_factory):
-    return run_ranks(model, tmp_path_factory.mktemp("one") / "out", ONE, 1)[0]
+def one_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("one")
+
+
+@pytest.fixture(scope="session")
+def one(model, one_folder):
+    return run_ranks(model, one_folder / "out", ONE, 1)[0]
 
 
 @pytest.fixture(scope="session")

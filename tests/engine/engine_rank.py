@@ -64,7 +64,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False, attention: str = "sdpa"):
+def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False, attention: str = "sdpa", save=()):
     import dataclasses
 
     from verl.trainer.config import CheckpointConfig
@@ -87,7 +87,7 @@ def build(model: str, actor, forward_only: bool = False, checkpointing: bool = F
         model_config=model_config,
         engine_config=engine_config,
         optimizer_config=FSDPOptimizerConfig(lr=1e-2, clip_grad=1.0, total_training_steps=10),
-        checkpoint_config=CheckpointConfig(),
+        checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", *save]),
     )
     torch.manual_seed(0)
     engine.initialize()
@@ -137,6 +137,16 @@ def batch(packed: bool, budget: int, order=None):
         global_batch_size=len(PROMPT),
         verl_entropy={"step": 2, "epo": {"hbar": 2.0, "beta": 1.5, "decay": 1.0}},
     )
+    return data
+
+
+def dropped(packed: bool, budget: int):
+    """The batch with the masks of an actor from whose loss a transform took every row of label 0."""
+    data = batch(packed, budget)
+    kept_R = data["verl_entropy_label"] > 0
+    rows = [row * kept for row, kept in zip(data["response_mask"].unbind(), kept_R, strict=True)]
+    thinned = torch.nested.nested_tensor_from_jagged(torch.cat(rows), data["response_mask"].offsets())
+    data["verl_entropy_response_mask"] = data["verl_entropy_loss_mask"] = thinned
     return data
 
 
@@ -202,6 +212,8 @@ def scenario(name: str, model: str, folder: Path) -> dict:
     checkpoint = str(folder / f"checkpoint-{strategy}")
     if kind == "strip":
         return stripped(strategy, model, folder, checkpoint)
+    if kind == "wrapped":
+        return wrapped(strategy, model, folder)
     ours = {"stock": None, "neutral": NEUTRAL, "full": FULL, "resume": FULL, "save": FULL, "reference": FULL}[kind]
     extra = [f"actor_rollout_ref.actor.fsdp_config.use_torch_compile={options['compile'] == '1'}"] if "compile" in options else []
     if "dtype" in options:
@@ -211,7 +223,8 @@ def scenario(name: str, model: str, folder: Path) -> dict:
         extra += [f"++{fsdp}.pad_to_length=True", f"++{fsdp}.pad_to_length_bucket={options['pad']}"]
     actor = actor_config(strategy, ours, options.get("logp", "chunked"), mode, extra)
     attention = options.get("attn", "sdpa")
-    engine = build(model, actor, kind == "reference", options.get("checkpointing") == "1", attention)
+    save = ("hf_model",) if kind == "save" else ()
+    engine = build(model, actor, kind == "reference", options.get("checkpointing") == "1", attention, save)
     if "kept" in options:
         engine._keeps_logits = options["kept"] == "1"
     result = {"class": type(engine).__name__, "logit_rows": []}
@@ -224,7 +237,8 @@ def scenario(name: str, model: str, folder: Path) -> dict:
         engine.load_checkpoint(checkpoint, del_local_after_load=False)
     else:
         order = json.loads(options["order"]) if "order" in options else None
-        result["first"] = update(engine, actor, packed, budget, order)
+        data = dropped(packed, budget) if options.get("dropped") == "1" else None
+        result["first"] = update(engine, actor, packed, budget, order, data=data)
     if kind == "save":
         engine.save_checkpoint(checkpoint, global_step=1)
     if kind in ("save", "resume"):
@@ -247,6 +261,24 @@ def stripped(strategy: str, model: str, folder: Path, checkpoint: str) -> dict:
     engine.load_checkpoint(str(folder / f"stripped-{strategy}" / "actor"), del_local_after_load=False)
     loaded = weights(engine)
     return {"loaded": loaded, "second": update(engine, actor, False, 1000)}
+
+
+def wrapped(strategy: str, model: str, folder: Path) -> dict:
+    """What strip-head says to a checkpoint whose head is in the flat parameter of the root, by the wrap policy of a user."""
+    from verl_entropy.tools.checkpoint import CheckpointError, strip_head
+
+    key = "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
+    actor = actor_config(strategy, FULL, "chunked", extra=[f"++{key}=[LlamaDecoderLayer]"])
+    engine = build(model, actor)
+    update(engine, actor, False, 1000)
+    step = folder / "wrapped" / "global_step_1"
+    engine.save_checkpoint(str(step / "actor"), global_step=1)
+    try:
+        strip_head(step, folder / "wrapped" / "target")
+        says = ""
+    except CheckpointError as error:
+        says = str(error)
+    return {"says": says, "files": sorted(path.name for path in (folder / "wrapped").iterdir())}
 
 
 def start() -> None:

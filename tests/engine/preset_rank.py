@@ -30,10 +30,10 @@ def compose_config(presets: str):
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
     ]
-    if not set(presets.split(",")) & {"gigpo", "loop", "loop_dapo", "group_norm"}:
-        overrides.append("algorithm.adv_estimator=grpo")
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
+        if config.algorithm.adv_estimator == "gae":  # no preset of the list brings an estimator, and there is no critic here
+            config.algorithm.adv_estimator = "grpo"
     driver.prepare(config)
     OmegaConf.resolve(config)
     return config

@@ -145,6 +145,34 @@ def test_strip_head_gives_a_checkpoint_for_stock_verl(ranks, strategy):
         assert not equal(rank[f"{strategy}-strip"]["loaded"], rank[f"{strategy}-strip"]["second"]["weights"])
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_exported_model_has_no_head(one, one_folder, strategy):
+    """``checkpoint.save_contents=[..., hf_model]``: transformers loads the export without a word about tensors it does not know."""
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    folder = one_folder / f"checkpoint-{strategy}" / "huggingface"
+    names = [name for file in folder.glob("*.safetensors") for name in safe_open(file, framework="pt").keys()]
+    assert names and not [name for name in names if "seal_head" in name]
+    _, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not said["unexpected_keys"] and not said["missing_keys"]
+
+
+def test_strip_head_refuses_a_head_inside_the_roots_flat_parameter_and_writes_nothing(one):
+    found = one["fsdp-wrapped"]
+    assert "wrap_policy" in found["says"] and found["files"] == ["global_step_1"]
+
+
+@pytest.mark.parametrize("end", ["", "-packed=1", "-budget=24"])
+def test_the_head_reads_the_tokens_that_a_transform_drops(one, end):
+    """SEAL's loss sums over all trajectories: dropping those of one label from the policy's loss must leave it two classes."""
+    whole, thinned = (one[f"fsdp2-full{kind}{end}"]["first"]["metrics"] for kind in ("", "-dropped=1"))
+    for name in ("label", "loss", "accuracy", "probability"):
+        assert thinned[f"verl_entropy/seal/{name}"] == pytest.approx(whole[f"verl_entropy/seal/{name}"], abs=2e-6), name
+    assert 0.2 < thinned["verl_entropy/seal/label"] < 0.8
+    assert abs(thinned["verl_entropy/epo/entropy"] - whole["verl_entropy/epo/entropy"]) > 1e-4  # the policy's tokens are others
+
+
 def test_strip_head_never_overwrites_and_says_what_is_wrong(two, two_folder, tmp_path):
     from verl_entropy.tools.checkpoint import CheckpointError, strip_head
 

@@ -3,9 +3,11 @@
 
 import pytest
 import torch
+import yaml
 
 from verl_entropy.batch.numerics import aggregate, log_probs_and_entropy
-from verl_entropy.methods.regularizers.epo import epo_hinge, epo_indicator, epo_regularizer
+from verl_entropy.config import presets
+from verl_entropy.methods.regularizers.epo import EPO, EntropyHistory, epo_beta, epo_hinge, epo_indicator, epo_regularizer
 
 CORRIDOR = {"smooth_coeff": 0.1, "kappa_low": 0.8, "kappa_high": 1.2}
 
@@ -81,3 +83,56 @@ def test_history_mean_takes_no_gradient():
     loss, _ = epo_regularizer(entropy, torch.ones(2, 3), hbar=hbar, beta=2.0, **CORRIDOR)
     loss.sum().backward()
     assert hbar.grad is None
+
+
+def descend(name: str, steps: int = 600, raise_at: int | None = None) -> tuple[list[float], list[float]]:
+    """Entropy and history mean of a softmax policy of 64 actions that descends on EPO's term alone, with a preset's settings."""
+    s = EPO(**_epo_section(name))
+    logits = 3.0 * torch.randn(1, 1, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    history, entropies, means = EntropyHistory(), [], []
+    for k in range(steps):
+        if k == raise_at:  # the policy is thrown far above the corridor
+            logits = logits / 4.0
+        logits = logits.detach().requires_grad_()
+        entropy = log_probs_and_entropy(logits, torch.zeros(1, 1, dtype=torch.long))[1].double()
+        hbar = history.mean()
+        loss, _ = epo_regularizer(
+            -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1),
+            torch.ones(1, 1).bool(),
+            hbar=hbar,
+            beta=epo_beta(k, steps, s.beta_start, s.beta_end, s.decay),
+            entropy_coeff=s.entropy_coeff,
+            smooth_coeff=s.smooth_coeff,
+            kappa_low=s.kappa_low,
+            kappa_high=s.kappa_high,
+            penalty=s.penalty,
+        )
+        (gradient,) = torch.autograd.grad(loss.sum(), logits)
+        entropies.append(float(entropy.detach()))
+        means.append(float("nan") if hbar is None else hbar)
+        history.append(entropies[-1])
+        logits = logits.detach() - 0.1 / s.entropy_coeff * gradient
+    return entropies, means
+
+
+def _epo_section(name: str) -> dict:
+    found = {}
+    for part in presets.chain(name):
+        found |= yaml.safe_load(presets.text(part))["actor_rollout_ref"]["actor"]["policy_loss"]["epo"]
+    return found
+
+
+def test_a_corridor_that_holds_and_the_papers_that_does_not():
+    """The term alone, no policy loss: at the paper's values entropy goes to its maximum, ln 64; epo_corridor keeps it inside."""
+    paper, means = descend("epo", raise_at=20)
+    assert paper[-1] > 0.98 * torch.tensor(64.0).log() and paper[-1] > paper[20]
+    held, means = descend("epo_corridor")
+    assert held[-1] < 0.6 * torch.tensor(64.0).log()
+    settled = list(zip(held, means, strict=True))[100:]
+    assert all(0.9 * mean < entropy < 1.16 * mean for entropy, mean in settled)  # a step of this size crosses the edge by 5 %
+
+
+def test_the_corridor_brings_a_policy_back_that_left_it():
+    held, means = descend("epo_corridor", raise_at=50)
+    assert held[50] > 1.5 * means[50]  # outside
+    assert held[-1] < 1.16 * means[-1] and held[-1] < held[50] - 0.5

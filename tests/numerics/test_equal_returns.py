@@ -13,7 +13,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.config import plan
 from verl_entropy.hosts.common import advantage_side
-from verl_entropy.methods.common.equal_returns import zero_equal_returns
+from verl_entropy.methods.common.equal_returns import unequal_tokens, zero_equal_returns
 
 
 def batch(scores, turns=3, tokens=4):
@@ -91,3 +91,36 @@ def test_who_gets_it(settings, zeroes, capsys):
     assert bool(advantage_side.settle_equal_returns(ctx, verls).any()) != zeroes
     assert ctx.metrics["verl_entropy/equal_returns/rounding"] == pytest.approx(0.1057, abs=1e-3)
     assert ("equal_returns=zero" in capsys.readouterr().err) != zeroes
+
+
+def drop_context(scores, transforms=(), seen=None):
+    verls, turns = batch(scores)
+    entropy = {"equal_returns": "drop", "transforms": list(transforms)}
+    chosen = plan.read({"algorithm": {"adv_estimator": "loop", "entropy": entropy}, "actor_rollout_ref": {"actor": {}}})
+    ctx = types.SimpleNamespace(
+        plan=chosen, turns=turns, mask_RT=turns.mask_RT, metrics={}, step=1, entropy_RT=torch.ones_like(verls)
+    )
+    return verls, turns, ctx
+
+
+def test_dropped_groups_leave_the_loss_under_any_estimator():
+    verls, turns, ctx = drop_context([[-1.2] * 4, [1.0, 0.0], [0.3], [2.0, 2.0]], ["ea"])
+    advantages, keep = advantage_side.apply_transforms(ctx, verls)
+    rows = torch.zeros(len(verls), dtype=torch.bool)
+    rows[12:21] = True  # the mixed group, and the group of one, which has nothing to compare with
+    assert torch.equal(keep & turns.mask_RT, turns.mask_RT & rows[:, None])
+    assert ctx.metrics["verl_entropy/equal_returns/dropped_groups"] == 0.5
+    assert torch.equal(ctx.turns.mask_RT, keep & turns.mask_RT)  # later statistics are over what is left
+    assert torch.equal(advantages[~rows], verls[~rows])
+
+
+def test_a_batch_of_equal_returns_alone_has_no_advantage_and_keeps_its_tokens():
+    verls, _, ctx = drop_context([[-1.2] * 4, [2.0, 2.0]])
+    advantages, keep = advantage_side.apply_transforms(ctx, verls)
+    assert keep is None and not advantages.any() and ctx.metrics["verl_entropy/empty_after_mask"] == 1.0
+
+
+def test_scores_that_differ_in_one_trajectory_are_kept():
+    _, turns = batch([[1.0] * 7 + [0.0]])
+    keep, share = unequal_tokens(turns)
+    assert bool(keep[turns.mask_RT].all()) and share == 0.0

@@ -60,6 +60,13 @@ def test_logits_are_fp32_and_the_gradient_reaches_the_hidden_states(dtype, autoc
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in head.parameters())
 
 
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_output_is_no_view(gradient):
+    """FSDP hooks the outputs of its modules, and torch warns where one of them is a view."""
+    with torch.set_grad_enabled(gradient):
+        assert not SealHead(4, layers=2)(torch.randn(3, 4))._is_view()
+
+
 def test_dropout_acts_in_training_only():
     head, hidden = SealHead(16, dropout=0.5), torch.randn(4, 16)
     assert not torch.equal(head(hidden), head(hidden))

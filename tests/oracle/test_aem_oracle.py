@@ -51,3 +51,14 @@ def test_entropy_drifts_by_advantage_times_relative_surprisal(action, drift):
     entropy.sum().backward()
     direction = torch.nn.functional.one_hot(torch.tensor([action]), 3) - pi  # in probabilities
     assert float((logits.grad * direction / pi).sum()) == pytest.approx(drift, abs=1e-6)
+
+
+def test_token_normalisation_keeps_the_size_of_the_advantages():
+    """Three turns of 2, 3 and 1 tokens: Eq. 15 has mean weight 1 over turns, so long low-entropy turns raise sum |A'|."""
+    turns = turns_of(MASK)
+    inside = MASK.bool()
+    by_turn = aem(ADVANTAGE, turns, ENTROPY).advantages_RT[inside].abs().sum() / 6
+    by_token = aem(ADVANTAGE, turns, ENTROPY, normalise="token").advantages_RT
+    assert float(by_turn) == pytest.approx((2 * 1.479932 + 3 * 0.975631 + 0.544437) / 6, abs=1e-5)  # 1.07
+    assert float(by_token[inside].abs().sum() / 6) == pytest.approx(1.0, abs=1e-6)
+    assert float(by_token[0, 0] / by_token[1, 0]) == pytest.approx(1.479932 / 0.975631, abs=1e-5)  # the same relative weights

@@ -209,3 +209,21 @@ def test_wrong_settings_are_refused(call, word):
 def vars_without_entropy():
     f = fixture_f()
     return f.advantages_RT, f.turns, f.log_prob_RT
+
+
+def one_token(advantage, log_prob, entropy):
+    turns = build_turns(torch.ones(1, 1).bool(), ["p"], ["p_0"], [0], [False], torch.zeros(1))
+    return (torch.tensor([[advantage]]), turns, torch.tensor([[log_prob]]), torch.tensor([[entropy]]))
+
+
+def test_a_negative_zeta_punishes_a_rare_correct_token_unless_the_sign_is_kept():
+    token = one_token(1.0, -12.5, 0.5)  # L = -12
+    close(repo_r(*token, zeta=-0.1).advantages_RT, [[-0.2]])
+    close(repo_r(*token, zeta=-0.1, keep_sign=True).advantages_RT, [[0.0]])
+
+
+def test_repo_d_of_a_token_flips_its_advantage_at_the_upper_bound_of_zeta():
+    p = 0.2
+    token = one_token(1.0, math.log(p), -math.log(p) - 1.0)  # L = -1
+    close(repo_d(*token, zeta=10.0, scope="per_token").advantages_RT, [[-1.0]])
+    close(repo_d(*token, zeta=1.0, scope="per_token").advantages_RT, [[0.8]])

@@ -146,9 +146,13 @@ def test_what_rollout_correction_rejects_stays_in_the_denominator(monkeypatch):
     data = SimpleNamespace(batch={"response_mask": thin.long(), "advantages": torch.zeros(4, 25)})
     ctx = SimpleNamespace(plan=read(), info={}, metrics={}, fields={}, mask_RT=thin, turns=None)
     trainer._advantages(lambda data, *_, **__: data, call, ctx, data, {"response_mask": jagged(*spans.long())}, [], (), {})
-    loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in ("loss_mask", "response_mask"))
+    names = ("verl_entropy_loss_mask", "verl_entropy_response_mask")
+    loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in names)
     assert int(loss_mask.sum()) == 99 and int(response_mask.sum()) == 59
     assert torch.equal(response_mask.bool(), thin & keep)
+    # the critic learns the value of every token
+    assert torch.equal(data.batch["response_mask"].bool(), thin)
+    assert not {"response_mask", "loss_mask"} & set(call.ride.write)
 
 
 # ----------------------------------------------------------------------------- diagnostics

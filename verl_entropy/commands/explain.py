@@ -43,8 +43,16 @@ def run(args: argparse.Namespace) -> int:
         found = [describe(a) for a in entries]
         text = "\n\n".join(_render(d) for d in found)
     elif args.name in presets.preset_names():
-        found = [{"name": args.name, "kind": "preset", "key": f"+entropy={args.name}", "yaml": presets.text(args.name)}]
-        text = f"{args.name} (preset): +entropy={args.name}\n\n{presets.text(args.name).rstrip()}"
+        found = [
+            {
+                "name": args.name,
+                "kind": "preset",
+                "key": f"+entropy={args.name}",
+                "yaml": presets.text(args.name),
+                "sets": presets.verl_values(args.name),
+            }
+        ]
+        text = f"{args.name} (preset): +entropy={args.name}\n\n{presets.text(args.name).rstrip()}\n{_sets(args.name)}".rstrip()
     else:
         raise config.ConfigError(_unknown(args.name))
     if args.json:
@@ -52,6 +60,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text)
     return 0
+
+
+def _sets(name: str) -> str:
+    """verl's keys that a preset sets, and what replaces them."""
+    values = presets.verl_values(name)
+    if not values:
+        return ""
+    lines = [
+        "",
+        fill("sets of verl's own keys (an override of yours, a recipe's own value or a later preset of the list replaces it):"),
+    ]
+    lines += [f"  {key}={_yaml(value)}" for key, value in values.items()]
+    if "adv_estimator: ${" in "".join(map(presets.text, presets.chain(name))):
+        lines.append(
+            fill(
+                "An estimator's preset in the same list (gigpo, group_norm, loop), before it or after it, keeps its own adv_estimator."
+            )
+        )
+    return "\n".join(lines)
 
 
 def _unknown(name: str) -> str:
@@ -73,6 +100,7 @@ def describe(a: Method) -> dict[str, Any]:
         "cost": a.cost,
         "key": a.key,
         "preset": f"+entropy={a.name}" if a.name in presets.preset_names() else None,
+        "preset_sets": presets.verl_values(a.name) if a.name in presets.preset_names() else {},
         "variants": [n for n in presets.preset_names() if n != a.name and f"\n  - {a.name}\n" in presets.text(n)],
         "settings": [
             {"key": f"{a.path}.{f.name}", "default": getattr(defaults, f.name), **_bounds(f.metadata)}
@@ -130,6 +158,9 @@ def _render(d: dict[str, Any]) -> str:
     for label in ("source", "when", "cost", "key", "preset"):
         if d[label]:
             lines.append(labelled(label, d[label]))
+    if d["preset_sets"]:
+        sets = ", ".join(f"{key}={_yaml(value)}" for key, value in d["preset_sets"].items())
+        lines.append(labelled("", f"it sets {sets}; an override of yours replaces the value"))
     if d["variants"]:
         lines.append(labelled("variants", ", ".join(d["variants"])))
     lines += [labelled("needs" if i == 0 else "", need) for i, need in enumerate(d["needs"])]

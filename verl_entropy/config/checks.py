@@ -12,6 +12,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
+from verl_entropy.methods.method import Transform
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
@@ -36,8 +37,11 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 
 
 def uses_engine(plan: Plan) -> bool:
-    """Whether the plan needs our training engine (head, log-prob pass, global counts)."""
-    return bool(plan.head or plan.regularizer or plan.loss or plan.clip or plan.entropy.log_probs != "verl")
+    """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
+    drops = plan.entropy.equal_returns == "drop" or any(
+        isinstance(c.method, Transform) and c.method.drops for c in plan.transforms
+    )  # the engine gives the actor a mask of its own
+    return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 
 def _check_presets(plan: Plan) -> None:

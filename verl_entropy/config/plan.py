@@ -73,13 +73,13 @@ class Plan:
     def active(self) -> bool:
         """Whether anything of this package was chosen."""
         diagnosed = self.diagnosed and self.diagnostics.enabled
-        own = self.entropy.log_probs != "auto" or self.entropy.equal_returns == "zero"
+        own = self.entropy.log_probs != "auto" or self.entropy.equal_returns in ("zero", "drop")
         return bool(self.choices or self.entropy.presets or own or diagnosed)
 
     @property
     def zeroes_equal_returns(self) -> bool:
         """Whether groups of equal returns get no advantage."""
-        return self.entropy.equal_returns == "zero" or (self.entropy.equal_returns is None and bool(self.choices))
+        return self.entropy.equal_returns in ("zero", "drop") or (self.entropy.equal_returns is None and bool(self.choices))
 
     def describe(self) -> list[str]:
         """The start-up banner, a line each."""

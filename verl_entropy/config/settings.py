@@ -57,9 +57,9 @@ class Entropy:
     )
     equal_returns: str | None = setting(
         None,
-        "advantage under verl's GRPO of a group whose trajectories all have the same return: zero, or verl's rounding error of up "
-        "to .11; null: zero with any method, verl's without one",
-        choices=("zero", "verl"),
+        "a group whose trajectories all have the same return: zero advantage under verl's GRPO, or verl's rounding error of up to .11; "
+        "drop: it leaves the loss and its denominator under any estimator (REPO, sec. 4); null: zero with any method, verl's without one",
+        choices=("zero", "verl", "drop"),
     )
     allow_missing_state: bool = setting(False, "start controllers and histories afresh when a checkpoint has none of ours")
 

@@ -18,6 +18,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.config.spelling import did_you_mean
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
+from verl_entropy.methods import registry
 
 ARR = "actor_rollout_ref"
 AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env")
@@ -243,13 +244,4 @@ def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
             value, usual = getattr(choice.settings, f.name), f.metadata.get("usual")
             if usual is not None and value is not None and value > usual:
                 yield f"{choice.method.path}.{f.name}={value:g}: outweighs the policy's loss. The paper's: {f.default:g}."
-    if "entrocraft_switch" in names:
-        win = _number(raw, "data.env.kwargs.win_reward")
-        penalty = _number(raw, "data.env.invalid_action_penalty") or 0.0
-        if lookup(raw, "data.env") or win is not None:
-            why = f"data.env.kwargs.win_reward={win:g}" if win is not None else f"the environment {lookup(raw, 'data.env.name')}"
-            why += f" and data.env.invalid_action_penalty={penalty:g}" if penalty else ""
-            yield (
-                f"entrocraft_switch needs trajectory scores of +1 or -1 and stops the run at the first other one; see that {why} gives "
-                "these, or take entrocraft."
-            )
+        yield from registry.doubts(choice.method, choice.settings, raw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_entropy.config import memory, startup
+from verl_entropy.config import memory, presets, startup
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import lookup
 
@@ -89,6 +89,12 @@ def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
             f"{anchored[0]} compares turns by their observations, and rollout.agent.default_agent_loop=single_turn_agent gives none: unless the "
             "data set names another loop, the first step fails. Set default_agent_loop=stepwise_env (or span_env) and +data.env.name."
         )
+    for name, key, value, now, other in presets.replaced(plan.entropy.presets, raw):
+        if other is not None and key != "algorithm.adv_estimator":
+            yield (
+                f"{key}={now}: preset {name} sets {value} for its paper's method, and {other}, which comes after it, replaces that. Put "
+                f"{name} last in +entropy=[...], or set {key} to what is meant."
+            )
     if not plan.active:
         yield "nothing of verl-entropy is chosen: verl runs as it is. Choose for example +entropy=[gigpo,aem]."
 

@@ -37,6 +37,11 @@ _OURS = {
     "timing_s/diagnostics": ("time of the diagnostics in the trainer's process", "seconds", "ours"),
     "clipfrac_high": ("share of trained tokens with ratio > 1 + eps_high and A > 0", "share", "REPO paper, A.1"),
     "clipfrac_low": ("share of trained tokens with ratio < 1 - eps_low and A < 0", "share", "REPO paper, A.1"),
+    "equal_returns/dropped_groups": (
+        "share of the prompt groups whose trajectories all have the same return, dropped from the loss",
+        "share",
+        "algorithm.entropy.equal_returns=drop",
+    ),
     "equal_returns/rounding": (
         "largest advantage that verl's GRPO gives by rounding to a group whose trajectories all have the same return; set to 0 with "
         "algorithm.entropy.equal_returns=zero",

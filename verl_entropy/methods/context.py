@@ -95,6 +95,23 @@ class LossContext:
     """Per-token tensors (R, T) whose mean over the global mini-batch becomes a metric."""
     token_sums: dict[str, Tensor] = field(default_factory=dict)
     """The same for what is summed over this micro-batch's trained tokens already."""
+    whole_mask_RT: Tensor | None = None
+    """``mask_RT`` before a transform dropped tokens from the policy's loss; None: none did. A head reads these."""
+    whole_loss_mask_RT: Tensor | None = None
+    """``loss_mask_RT`` before that."""
+    whole_tokens: float | None = None
+    """``num_tokens`` before that."""
+
+    @property
+    def head_tokens(self) -> float:
+        """Tokens of the global mini-batch that a head reads, at least 1."""
+        return max(self.num_tokens if self.whole_tokens is None else self.whole_tokens, 1.0)
+
+    def head_allowed(self) -> Tensor:
+        """Of the head's tokens in row order, which rollout correction did not reject; (N,), bool."""
+        if self.whole_mask_RT is None or self.whole_loss_mask_RT is None:
+            return self.mask_RT[self.loss_mask_RT]
+        return self.whole_mask_RT[self.whole_loss_mask_RT]
 
     def column(self, name: str) -> Tensor:
         """A column of the driver: (R,), or padded to the response layout (R, T)."""

@@ -15,7 +15,7 @@ A method is one module-level object of one of the six kinds in one file; ``regis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -134,6 +134,8 @@ class Method:
     """Pairs of settings (low, high)."""
     steers: bool = False
     """Steers entropy to a target or range of its own."""
+    doubts: Callable[[Any, Mapping[str, Any]], Iterable[str]] | None = None
+    """(settings, verl's configuration as plain containers): what to warn of at start, one sentence or two each."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     neutral: Mapping[str, Any] | None = None
     """Settings under which it changes nothing; None: it has none."""
@@ -188,6 +190,8 @@ class Transform(Method):
     kind = "transform"
     select = "+" + ALGORITHM_PATH + ".transforms=[{name}]"
     apply: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult]
+    drops: bool = False
+    """May drop tokens from the policy's loss, for which the actor needs this package's engine."""
     order: int = 100
     """Position among the transforms where the configuration gives no order."""
 

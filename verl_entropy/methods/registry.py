@@ -66,6 +66,13 @@ def get(kind: str, word: str) -> Method:
     )
 
 
+def doubts(method: Method, settings: Any, raw: Mapping[str, Any]) -> list[str]:
+    """What the method warns of at start, with the method's file loaded for it."""
+    if method.doubts is _not_loaded:
+        method = next(m for m in _live() if (m.kind, m.name) == (method.kind, method.name))
+    return [] if method.doubts is None else list(method.doubts(settings, raw))
+
+
 def is_reference(word: str) -> bool:
     """Whether ``word`` has the form pkg.mod:NAME."""
     return bool(_REFERENCE.fullmatch(word))

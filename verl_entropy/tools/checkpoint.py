@@ -7,6 +7,7 @@ The source is never changed: the result is written to a new folder, which appear
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def _strip_optimizer(optimizer: dict[str, Any], count: int, path: Path) -> dict[
     }
 
 
-def _strip_weights(folder: Path) -> None:
-    """Remove the head from a Hugging Face export (safetensors), if there is one."""
+def strip_weights(folder: Path) -> None:
+    """Remove the head from a Hugging Face export (safetensors), if there is one; a file appears only when it is complete."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return
@@ -59,12 +60,46 @@ def _strip_weights(folder: Path) -> None:
         with safe_open(file, framework="pt") as handle:
             metadata, keys = handle.metadata(), list(handle.keys())
         if any(HEAD in key for key in keys):
-            save_file({k: v for k, v in load_file(file).items() if HEAD not in k}, file, metadata=metadata)
+            partial = file.with_suffix(".partial")
+            save_file({k: v for k, v in load_file(file).items() if HEAD not in k}, partial, metadata=metadata)
+            partial.replace(file)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
         content["weight_map"] = {k: v for k, v in content["weight_map"].items() if HEAD not in k}
+        for file in {file.name for file in files} - set(content["weight_map"].values()):
+            (folder / file).unlink()  # held the head alone
+        content.setdefault("metadata", {})["total_size"] = sum(
+            _tensor_bytes(folder / f) for f in set(content["weight_map"].values())
+        )
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _tensor_bytes(file: Path) -> int:
+    """Bytes of a safetensors file's tensors: what follows the header, whose length the first 8 bytes hold."""
+    with file.open("rb") as opened:
+        return file.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
+
+
+def _check_optimizer(shard: Path) -> None:
+    """FSDP1 keeps a unit as one flat parameter: where a wrap policy left the head in the root's, it cannot be cut out here."""
+    actor, path = shard.parent, _optimizer_of(shard)
+    config = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))
+    if config["FSDP_version"] != 1 or not path.is_file():
+        return
+    total = sum(math.prod(value.size()) for key, value in _load(shard).items() if HEAD in key)
+    optimizer = _load(path)
+    last = max(optimizer["param_groups"][0]["params"])
+    sizes = [math.prod(value.size()) for value in optimizer["state"].get(last, {}).values()]  # moments, and the count of steps
+    expected = -(-total // config["world_size"])
+    if total and optimizer["state"] and max(sizes, default=0) != expected:
+        found = max(sizes, default=0)
+        raise CheckpointError(
+            f"{path}: its last parameter has {found} values, and this rank's part of the head {expected}: the head is not an FSDP unit of its "
+            "own (fsdp_config.wrap_policy or use_orig_params), so its optimiser state cannot be told from the model's. Nothing was "
+            "written. Strip a copy without the optim_*.pt files (load it with actor.checkpoint.load_contents=[model,extra]; the optimiser "
+            "starts afresh), or train without wrap_policy, or with SealHead in wrap_policy.transformer_layer_cls_to_wrap."
+        )
 
 
 def _shards(actor: Path) -> list[Path]:
@@ -97,7 +132,7 @@ def _strip_actor(shards: list[Path], target: Path) -> int:
             count = 1 if config["FSDP_version"] == 1 else found
             optimizer = _strip_optimizer(_load(optimizer_path), count, optimizer_path)
             torch.save(optimizer, target / optimizer_path.name)
-    _strip_weights(target / "huggingface")
+    strip_weights(target / "huggingface")
     return found
 
 
@@ -109,6 +144,7 @@ def strip_head(source: str | Path, target: str | Path) -> int:
     if target.exists():
         raise CheckpointError(f"{target}: exists already; choose a new folder, nothing is overwritten.")
     shards = _shards(source / "actor")
+    _check_optimizer(shards[0])
     rewritten = {path.name for shard in shards for path in (shard, _optimizer_of(shard))}
     with new_folder(target) as partial:
         shutil.copytree(source, partial, ignore=lambda folder, _: rewritten if Path(folder) == source / "actor" else ())

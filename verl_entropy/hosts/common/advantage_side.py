@@ -11,7 +11,7 @@ import torch
 
 from verl_entropy.batch.turns import padded
 from verl_entropy.log import say
-from verl_entropy.methods.common.equal_returns import ROUNDED, zero_equal_returns
+from verl_entropy.methods.common.equal_returns import ROUNDED, unequal_tokens, zero_equal_returns
 from verl_entropy.methods.context import AdvantageContext
 
 NOTICED = 1e-3
@@ -55,14 +55,23 @@ def _warn_of_rounding() -> None:
 
 
 def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks."""
-    keep_RT, advantages, turns = None, advantages_RT, ctx.turns
+    """Run the plan's transforms in order; the second result is a mask of tokens to keep, if any transform masks.
+
+    A dropped token keeps the advantage that it had then: a head that learns advantages reads it.
+    """
+    keep_RT, advantages, turns, dropped_RT = None, advantages_RT, ctx.turns, None
+    if ctx.plan.entropy.equal_returns == "drop":
+        keep_RT, ctx.metrics["verl_entropy/equal_returns/dropped_groups"] = unequal_tokens(turns)
+        dropped_RT = advantages_RT
+        ctx.turns = dataclasses.replace(turns, mask_RT=turns.mask_RT & keep_RT)
     for choice in ctx.plan.transforms:
         result = choice.method.apply(ctx, advantages, choice.settings)
         advantages = result.advantages
         ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
         if result.mask_RT is not None and result.mask_RT is not ctx.turns.mask_RT:
             advantages = padded(advantages)
+            now_RT = ctx.turns.mask_RT & ~result.mask_RT
+            dropped_RT = torch.where(now_RT, advantages, torch.zeros_like(advantages) if dropped_RT is None else dropped_RT)
             keep_RT = result.mask_RT if keep_RT is None else keep_RT & result.mask_RT
             # Later statistics are over what is left; the turns themselves stay.
             ctx.turns = dataclasses.replace(ctx.turns, mask_RT=ctx.turns.mask_RT & keep_RT)
@@ -77,6 +86,8 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
         ctx.turns = turns
         ctx.metrics["verl_entropy/empty_after_mask"] = 1.0
         return torch.zeros_like(advantages_RT), None
+    if keep_RT is not None:
+        advantages_RT = torch.where(turns.mask_RT & ~keep_RT, dropped_RT, advantages_RT)
     return advantages_RT, keep_RT
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from verl_entropy.hosts.common.trainer_keys import WHOLE_MASKS
+
 
 def lengths(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of each row's prompt and response."""
@@ -12,8 +14,12 @@ def lengths(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained_tokens(micro_batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Trained tokens in row order: their places among all response tokens, and their rows, both (N,). One host sync."""
-    mask = micro_batch["loss_mask"]
+    """Trained tokens in row order: their places among all response tokens, and their rows, both (N,). One host sync.
+
+    Those of the batch, also where a transform dropped some of them from the policy's loss.
+    """
+    whole = WHOLE_MASKS["loss_mask"]
+    mask = micro_batch[whole if whole in micro_batch.keys() else "loss_mask"]
     token_N = mask.values().nonzero().squeeze(-1)
     return token_N, torch.searchsorted(mask.offsets()[1:], token_N, right=True)
 

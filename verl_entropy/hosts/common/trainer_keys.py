@@ -28,5 +28,10 @@ HEAD_TOKENS, HEAD_ROWS = "head_tokens", "head_rows"
 """Beside it: where those tokens are in the columns of the response layout (indices into ``values()``), and their rows, (N,)."""
 
 
+ACTOR_MASKS = {"response_mask": "verl_entropy_response_mask", "loss_mask": "verl_entropy_loss_mask"}
+"""Columns with the actor's masks, where a transform dropped tokens: the critic and the head keep verl's."""
+WHOLE_MASKS = {"response_mask": "verl_entropy_whole_response_mask", "loss_mask": "verl_entropy_whole_loss_mask"}
+"""Columns with verl's masks, where the engine has put the actor's in their place."""
+
 PREFIX = "verl_entropy_"
 """Of every column that we add, and of the methods' outputs of the log-prob pass."""

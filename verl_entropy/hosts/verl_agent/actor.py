@@ -25,7 +25,7 @@ from verl_entropy.batch.numerics import log_probs_and_entropy
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, loss_side
-from verl_entropy.hosts.common.trainer_keys import PREFIX, WORKER_INFO
+from verl_entropy.hosts.common.trainer_keys import PREFIX, WHOLE_MASKS, WORKER_INFO
 from verl_entropy.hosts.install.rebound import rebound
 from verl_entropy.hosts.verl_agent import advantages, micro
 from verl_entropy.hosts.verl_agent.head import OutsideHead
@@ -252,12 +252,15 @@ class EntropyActor(DataParallelPPOActor):
                 kept_RT, kept_advantages = advantages.keep_every_row(kept_RT, first_RT, kept_advantages)
             # verl-agent reads the trained tokens from here when it is told that rows hold several turns
             meta = {**meta, "multi_turn": True}
+            if self.head is not None:  # it reads every trained token
+                whole = micro.count_columns(mask_RT, {}, self.config.ppo_mini_batch_size, total)
+                extra.update({WHOLE_MASKS["loss_mask"]: mask_RT, micro.WHOLE_TOKENS: whole[micro.NUM_TOKENS]})
             mask_RT = kept_RT
             extra.update({"loss_mask": kept_RT.to(batch["attention_mask"].dtype), "advantages": kept_advantages})
         counted = {
             key.removeprefix(PREFIX): x
             for key, x in extra.items()
-            if x.dim() == 2 and key.startswith(PREFIX) and key != advantages.OLD_ENTROPY
+            if x.dim() == 2 and key.startswith(PREFIX) and key not in (advantages.OLD_ENTROPY, WHOLE_MASKS["loss_mask"])
         }
         extra.update(micro.count_columns(mask_RT, counted, self.config.ppo_mini_batch_size, total))
         merged = batch.select(*(key for key in batch.keys() if not key.startswith("verl_entropy_"))).update(extra)
@@ -289,14 +292,14 @@ class EntropyActor(DataParallelPPOActor):
 
     def _loss_context(self, response_mask: Tensor):
         last = self._last
-        head_logits = None
+        head_logits, whole = None, WHOLE_MASKS["loss_mask"]
+        mask_RT = (last.micro_batch[whole] if whole in last.micro_batch.keys() else response_mask).bool()
         if self.head is not None:
-            mask_RT = response_mask.bool()
             shift = self.plan.head.method.shift(self.plan.head.settings)
             where = self._positions(last.micro_batch, mask_RT, shift)
             states_ND = last.hidden.reshape(-1, last.hidden.shape[-1]).index_select(0, where)
             head_logits = self.head.logits(states_ND)
-        outputs = micro.model_output(head_logits, response_mask.bool())
+        outputs = micro.model_output(head_logits, mask_RT)
         entropy_RT = last.entropy_RT if "grad_entropy" in self._needs else None
         where = (self.plan, last.micro_batch, response_mask, entropy_RT, outputs, last.logits_RT)
         return micro.context(*where, self._info, world_size())

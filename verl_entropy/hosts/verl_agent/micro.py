@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verl_entropy.config.plan import Plan
-from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, WHOLE_MASKS
 from verl_entropy.hosts.verl_agent.advantages import OLD_ENTROPY
 from verl_entropy.methods.common.gspo import sequence_ratio
 from verl_entropy.methods.common.ppo_clip import masked_log_ratio
@@ -22,6 +22,8 @@ from verl_entropy.methods.context import LossContext
 
 NUM_TOKENS, NUM_ROWS = "verl_entropy_num_tokens", "verl_entropy_num_rows"
 """Columns with the counts of the row's global mini-batch: trained tokens, rows with one."""
+WHOLE_TOKENS = "verl_entropy_whole_tokens"
+"""Its trained tokens with those that a transform dropped from the policy's loss."""
 SUM_OF, ROWS_OF = "verl_entropy_sum_of_", "verl_entropy_rows_of_"
 """Columns with the sum of one of our per-token columns over that mini-batch, and with its rows that hold a value above 0."""
 
@@ -72,6 +74,10 @@ def context(
     """The context of one call of the policy loss; ``logits_RT``: what the methods computed from the logits, by name."""
     mask_RT = mask_RT.bool()
     summed = [key.removeprefix(SUM_OF) for key in micro_batch.keys() if key.startswith(SUM_OF)]
+    whole = {}
+    if WHOLE_TOKENS in micro_batch.keys():
+        whole_RT = micro_batch[WHOLE_MASKS["loss_mask"]].bool()
+        whole = {"whole_mask_RT": whole_RT, "whole_loss_mask_RT": whole_RT, "whole_tokens": float(micro_batch[WHOLE_TOKENS][0])}
     return LossContext(
         plan=plan,
         micro_batch=Columns(micro_batch),
@@ -85,6 +91,7 @@ def context(
         info=info,
         read_output=logits_RT.__getitem__,
         totals={name: (float(micro_batch[SUM_OF + name][0]), float(micro_batch[ROWS_OF + name][0])) for name in summed},
+        **whole,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy.config import checks, plan, startup
+from verl_entropy.config import checks, plan, presets, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.config.spelling import check_spelling
@@ -165,8 +165,16 @@ def banner(chosen: plan.Plan, config: DictConfig) -> list[str]:
     actor = config.actor_rollout_ref.actor
     head = f"verl {compat.verl_version()}, effective entropy_coeff {actor.entropy_coeff}, "
     owner = f"entropy term owned by {chosen.regularizer.name}" if chosen.regularizer else "no regularizer"
-    lines = [head + owner, *chosen.describe(), *_left_out(chosen, config)]
+    lines = [head + owner, *chosen.describe(), *_other_than_presets(chosen, config), *_left_out(chosen, config)]
     return [*lines, patched.describe()] if patched.describe() else lines
+
+
+def _other_than_presets(chosen: plan.Plan, config: DictConfig) -> list[str]:
+    """Where this run is not the method of a chosen preset's paper, because something else set the key."""
+    return [
+        f"note: {key}={now}, where the paper's method of preset {name} has {value}"
+        for name, key, value, now, _ in presets.replaced(chosen.entropy.presets, plain(config))
+    ]
 
 
 def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -25,6 +26,7 @@ from verl_entropy.config import checks
 from verl_entropy.diagnostics import sampling
 from verl_entropy.hosts.common.loss_tools import trained_positions, trained_tokens
 from verl_entropy.hosts.common.trainer_keys import (
+    ACTOR_MASKS,
     HEAD_LOGITS,
     HEAD_ROWS,
     HEAD_TOKENS,
@@ -35,11 +37,13 @@ from verl_entropy.hosts.common.trainer_keys import (
     SAMPLE_LEAD,
     SAMPLED,
     TOTALS,
+    WHOLE_MASKS,
 )
 from verl_entropy.hosts.verl_v1.configs import EntropyFSDPEngineConfig
 from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
 from verl_entropy.log import say
 from verl_entropy.methods.method import LogitsOutput
+from verl_entropy.tools.checkpoint import strip_weights
 
 HEAD = "seal_head"
 """Name of the head inside the root module, and prefix of its parameters."""
@@ -191,6 +195,11 @@ class EntropyEngineMixin:
         parameters, peft = super().get_per_tensor_param_shard(**kwargs)
         return _without_head(parameters), peft
 
+    def save_checkpoint(self, local_path, *args, **kwargs):
+        super().save_checkpoint(local_path, *args, **kwargs)
+        if self._head is not None and local_path is not None and self.rank == 0:
+            strip_weights(Path(local_path) / "huggingface")  # an export for others; shards and optimiser keep the head
+
     # ---- outputs ----------------------------------------------------------------------------------------------
 
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
@@ -287,6 +296,7 @@ class EntropyEngineMixin:
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         if self._ours and loss_function is not None:
+            _use_actor_masks(data)
             rows, totals = self._global_totals(data)
             tu.assign_non_tensor(data, **{NUM_ROWS: rows, TOTALS: totals})
         number = tu.get_non_tensor_data(data=data, key=NUM_SAMPLED, default=0) if self._ours and forward_only else 0
@@ -304,6 +314,14 @@ class EntropyEngineMixin:
         torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
         rows, *rest = total.tolist()
         return rows, {name.removeprefix(PREFIX): rest[2 * i : 2 * i + 2] for i, name in enumerate(names)}
+
+
+def _use_actor_masks(data) -> None:
+    """Put the actor's masks in the place of verl's, which stay beside them; nothing where no transform dropped a token."""
+    for name, own in ACTOR_MASKS.items():
+        if own in data.keys():
+            data[WHOLE_MASKS[name]] = data[name]
+            data[name] = data.pop(own)
 
 
 def _rows_above_0(column: torch.Tensor) -> torch.Tensor:

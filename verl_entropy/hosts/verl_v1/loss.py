@@ -18,7 +18,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.common.context import use_loss
 from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
-from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WORKER_INFO
+from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WHOLE_MASKS, WORKER_INFO
 from verl_entropy.hosts.verl_v1 import registration
 from verl_entropy.methods.common.gspo import sequence_ratio
 from verl_entropy.methods.common.ppo_clip import masked_log_ratio
@@ -50,6 +50,14 @@ def _context(plan: Plan, model_output, data) -> LossContext:
     mask_RT = _padded(data, "response_mask", width).bool()
     entropy = model_output.get("entropy")
     info = data[WORKER_INFO] if WORKER_INFO in data.keys() else {}
+    totals = {name: (total, rows) for name, (total, rows) in data[TOTALS].items()}
+    whole = {}
+    if WHOLE_MASKS["loss_mask"] in data.keys():
+        whole = {
+            "whole_mask_RT": _padded(data, WHOLE_MASKS["response_mask"], width).bool(),
+            "whole_loss_mask_RT": _padded(data, WHOLE_MASKS["loss_mask"], width).bool(),
+            "whole_tokens": totals[WHOLE_MASKS["loss_mask"].removeprefix(PREFIX)][0],
+        }
     return LossContext(
         plan=plan,
         micro_batch=data,
@@ -62,7 +70,8 @@ def _context(plan: Plan, model_output, data) -> LossContext:
         dp_size=int(data["dp_size"]),
         info=dict(info),
         read_output=lambda name: response_RT(model_output[PREFIX + name], data, width),
-        totals={name: (total, rows) for name, (total, rows) in data[TOTALS].items()},
+        totals=totals,
+        **whole,
     )
 
 

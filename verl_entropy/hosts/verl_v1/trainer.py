@@ -28,7 +28,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, context, state
 from verl_entropy.hosts.common.diagnostics_side import SAMPLE_FIELDS
-from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, PAD_UID, PREFIX, WORKER_INFO
+from verl_entropy.hosts.common.trainer_keys import ACTOR_MASKS, NUM_SAMPLED, PAD_UID, PREFIX, WORKER_INFO
 from verl_entropy.hosts.install import patched
 from verl_entropy.hosts.verl_v1 import driver
 from verl_entropy.methods.context import AdvantageContext
@@ -210,11 +210,12 @@ def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, ba
     ctx.fields["base_advantages"] = advantages  # of the diagnostics: what the transforms started from
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
-        data.batch["response_mask"] = data.batch["response_mask"] * mask
-        columns["response_mask"] = data.batch["response_mask"]
+        # The actor's own: verl's masks stay, for the critic learns the value of every token, and the head reads all of them.
+        thinned = data.batch["response_mask"] * mask
+        columns[ACTOR_MASKS["response_mask"]] = thinned
         # verl's rejection leaves this one as it is: what it rejects stays in the denominator
-        columns["loss_mask"] = pad_rows(rows["response_mask"], mask.shape[1]) * mask
-        ctx.mask_RT = data.batch["response_mask"].bool()
+        columns[ACTOR_MASKS["loss_mask"]] = pad_rows(rows["response_mask"], mask.shape[1]) * mask
+        ctx.mask_RT = thinned.bool()
     data.batch["advantages"] = ctx.advantages_RT = advantages
     columns.update(advantage_side.worker_columns(ctx))
     offsets = rows["response_mask"].offsets()

@@ -13,6 +13,16 @@ ROUNDED = ("grpo", "grpo_vectorized")
 """verl's estimators that divide a group's fp32 deviations by std + 1e-6."""
 
 
+def unequal_tokens(turns: Turns) -> tuple[Tensor, float]:
+    """Tokens outside prompt groups of two or more trajectories whose scores are all the same; (R, T), bool; and the share of groups
+    that have such scores. The REPO paper drops these groups from the batch (sec. 4); here they leave numerator and denominator.
+    """
+    low_J, high_J = group_range(turns.score_J, turns.group_J, turns.num_groups)
+    same_J = (low_J == high_J) & (torch.bincount(turns.group_J, minlength=turns.num_groups)[turns.group_J] > 1)
+    groups = len(torch.unique(turns.group_J[same_J]))
+    return turns.to_tokens((~same_J[turns.trajectory_K]).float()).bool(), groups / max(turns.num_groups, 1)
+
+
 def zero_equal_returns(advantages_RT: Tensor, turns: Turns, return_X: Tensor, group_X: Tensor) -> tuple[Tensor, float]:
     """0 on every token of a prompt group of two or more whose returns, and whose advantages, are all the same; (R, T).
 

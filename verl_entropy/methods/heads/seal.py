@@ -108,7 +108,9 @@ class SealHead(nn.Module):
         with torch.autocast(device, enabled=torch.is_autocast_enabled(device) and dtype == torch.float32):
             hidden = self.body(hidden.to(dtype))
         with torch.autocast(device, enabled=False):
-            return F.linear(hidden.float(), self.out.weight.float(), self.out.bias.float()).squeeze(-1)
+            logits = F.linear(hidden.float(), self.out.weight.float(), self.out.bias.float())
+        # A copy, for FSDP hooks the outputs of its modules, and torch warns where one is a view.
+        return logits.squeeze(-1).clone()
 
 
 def seal_loss(logits_RT: Tensor, label: Tensor, mask_RT: Tensor | None, *, row_weight_R: Tensor | None = None) -> Tensor:
@@ -204,12 +206,14 @@ def _apply(ctx: LossContext, s: Seal, logits_N: Tensor, token_N: Tensor, row_N: 
         label_N = ctx.column("label").index_select(0, row_N)
     weight_N = ctx.column("head_weight").index_select(0, row_N) if s.skip_uniform_groups else None
     if s.label == "advantage":  # tokens that rollout correction rejected have an advantage of 0, which is no label
-        kept_N = ctx.mask_RT[ctx.loss_mask_RT].to(logits_N.dtype)
+        kept_N = ctx.head_allowed().to(logits_N.dtype)
         weight_N = kept_N if weight_N is None else weight_N * kept_N
     loss = seal_loss(logits_N, label_N, None, row_weight_R=weight_N).sum()
-    ctx.token_sums["seal/loss"] = loss
-    ctx.token_sums.update({f"seal/{k}": v.sum() for k, v in seal_parts(logits_N, label_N, None).items()})
-    return loss * (s.alpha * ctx.dp_size / max(ctx.num_tokens, 1.0))
+    # The loss sums over all trajectories, also those that a transform keeps from the policy's loss.
+    share = max(ctx.num_tokens, 1.0) / ctx.head_tokens
+    sums = {"loss": loss} | {name: part.sum() for name, part in seal_parts(logits_N, label_N, None).items()}
+    ctx.token_sums.update({f"seal/{name}": total * share for name, total in sums.items()})
+    return loss * (s.alpha * ctx.dp_size / ctx.head_tokens)
 
 
 SEAL = Head(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ class EPO:
 
     entropy_coeff: float = setting(0.001, "lambda: weight of the entropy term (Tables 2-3)", ge=0.0)
     smooth_coeff: float = setting(
-        0.1, "alpha: weight of the smoothing penalty (lambda_k in Tables 2-3: .1 ALFWorld, .05 ScienceWorld)", ge=0.0
+        0.1,
+        "alpha: weight of the smoothing penalty (lambda_k in Tables 2-3: .1 ALFWorld, .05 ScienceWorld); below 1 / beta the term raises "
+        "entropy above the corridor too",
+        ge=0.0,
     )
     kappa_low: float = setting(0.0, "lower edge of the entropy corridor, in units of its history mean", ge=0.0)
     kappa_high: float = setting(2.0, "upper edge of the entropy corridor, in units of its history mean", ge=0.0)
@@ -69,6 +72,14 @@ def epo_regularizer(
 
         loss     = -lambda (H - beta P)
         dloss/dH = -lambda (1 - beta dP/dH) with the hinge, -lambda with the indicator
+
+    Above the corridor the hinge gives dloss/dH = -lambda (1 - beta alpha), below it -lambda (1 + beta alpha), inside -lambda. At the
+    paper's values (alpha .1 or .05, beta from 2 to 1) 1 - beta alpha is .8 or more, so **the term still raises entropy above the
+    corridor**, only less; what holds it is the policy loss. The tables' lambda_k is read as alpha, the one coefficient of Eq. 5 that they
+    do not name otherwise; read as a factor of L^smooth beside beta it would be the same product. The corridor holds where
+    beta alpha > 1 for every beta, and where its upper edge does not run away with the history (kappa_high near 1): preset
+    ``epo_corridor`` (alpha 2, kappa .9 and 1.1; ours). The bonus alone then keeps the entropy at the upper edge, which drifts as
+    step^.1: from 1.0 to 1.7 nats over 600 steps of a policy of 64 actions, where the paper's values end at 4.1 of ln 64 = 4.2.
 
     ``aggregate(loss_RT, ..., "nested-mean")`` is -lambda (L^H - beta_k L^smooth) of Eqs. 4-6. The released
     code takes verl's token mean instead, and applies P only to micro-batches that hold a late turn.
@@ -353,10 +364,29 @@ def _apply(ctx: LossContext, s: EPO) -> Tensor:
     return ctx.aggregate(loss_RT, s.aggregation)
 
 
+def _doubts(s: EPO, raw: Mapping[str, Any]) -> Iterator[str]:
+    """A penalty that is weaker than the bonus, so that the term raises entropy above the corridor too."""
+    path = EPO_REGULARIZER.path
+    betas = {"paper": (s.beta_start, 1.0, s.beta_end), "released": (1.0, 0.04), "constant": (s.beta_start,), "off": (0.0,)}[
+        s.weight
+    ]
+    if s.entropy_coeff == 0.0 or s.smooth_coeff == 0.0 or max(betas) == 0.0:
+        return  # no term, or one that has no corridor by choice
+    if s.penalty == "indicator":
+        yield f"{path}.penalty=indicator: has no gradient, so the term is a plain entropy bonus. Set penalty=hinge (Eq. 5)."
+    elif min(betas) * s.smooth_coeff < 1.0:
+        low, high = (1.0 - beta * s.smooth_coeff for beta in (max(betas), min(betas)))
+        share = f"{low:.2g} to {high:.2g}" if high - low > 1e-9 else f"{low:.2g}"
+        yield (
+            f"{path}.smooth_coeff={s.smooth_coeff:g}: beta x smooth_coeff is below 1, so above the corridor the term still raises entropy, with "
+            f"{share} of its pull inside. For a corridor that holds choose +entropy=epo_corridor (smooth_coeff=2, kappa_high=1.1)."
+        )
+
+
 EPO_REGULARIZER = Regularizer(
     name="epo",
-    summary="entropy bonus plus a penalty for leaving a corridor around the entropy of earlier steps",
-    when="entropy of early turns runs away and late turns oscillate",
+    summary="entropy bonus, weaker above a corridor around the entropy of earlier steps",
+    when="entropy of early turns runs away and late turns oscillate; a corridor that holds: preset epo_corridor",
     cost="entropy with gradient; no further tensor of vocabulary size",
     source="arXiv 2509.22576, Eqs. 4-7",
     settings=EPO,
@@ -374,6 +404,7 @@ EPO_REGULARIZER = Regularizer(
         "outside": Metric("share of tokens outside the corridor", "share", "EPO, Eq. 5"),
     },
     neutral={"entropy_coeff": 0.0},
+    doubts=_doubts,
     state=EpoState,
     columns=_columns,
     coefficient=("entropy_coeff", "loss = policy loss - value x (H - beta P), beta moves over training"),

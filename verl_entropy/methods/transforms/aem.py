@@ -22,6 +22,11 @@ class AEM:
     temperature: float = setting(1.0, "lambda of Eq. 15; 0 switches the method off", ge=0.0)
     min_range: float = setting(1e-8, "groups whose entropies span less (nats), or only by fp32 rounding, keep weight 1", ge=0.0)
     min_group: int = setting(2, "groups with fewer turns keep weight 1", ge=1)
+    normalise: str = setting(
+        "turn",
+        "what has mean weight 1 in a group: turns (Eq. 15), or tokens, so that long turns do not change the size of the advantages",
+        choices=("turn", "token"),
+    )
     sign_mask: str = setting(
         "none",
         "analysis of Eq. 16: drop turns whose advantage x relative entropy is positive, or negative",
@@ -38,6 +43,7 @@ def aem(
     min_range: float = 1e-8,
     min_group: int = 2,
     drop: str = "none",
+    normalise: str = "turn",
 ) -> TransformResult:
     """A'_{r,t} = alpha_r A_{r,t}: turns of low entropy inside their prompt group weigh more; (R, T).
 
@@ -50,18 +56,28 @@ def aem(
     if temperature == 0:
         return TransformResult(advantages_RT, keep_RT)
     entropy_K = turns.trained_mean(entropy_RT.detach())
-    alpha_K = aem_weights(entropy_K, turns, temperature=temperature, min_range=min_range, min_group=min_group)
+    size_K = turns.sum(turns.mask_RT).double() if normalise == "token" else None
+    alpha_K = aem_weights(entropy_K, turns, temperature=temperature, min_range=min_range, min_group=min_group, size_K=size_K)
     return TransformResult(turns.scale(advantages_RT, alpha_K), keep_RT)
 
 
 def aem_weights(
-    entropy_K: Tensor, turns: Turns, *, temperature: float = 1.0, min_range: float = 1e-8, min_group: int = 2
+    entropy_K: Tensor,
+    turns: Turns,
+    *,
+    temperature: float = 1.0,
+    min_range: float = 1e-8,
+    min_group: int = 2,
+    size_K: Tensor | None = None,
 ) -> Tensor:
     """The factor of each turn, with mean 1 in its prompt group; (K,), fp32.
 
         H_r     = mean token entropy of turn r, ``entropy_K``                           Eq. 13
         h_r     = (H_r - min_G H) / (max_G H - min_G H)    over the turns of the group  Eq. 14
         alpha_r = exp(-lambda h_r) / mean_G exp(-lambda h)                              Eq. 15
+
+    The mean is over turns, so sum |A'| / sum |A| over tokens is 1 only where a turn's length does not go with its entropy (audited
+    batches: .58 to 1.24). ``size_K``, the tokens of each turn, takes the mean over tokens instead (``normalise="token"``, ours).
 
     alpha = 1 in a group with fewer than ``min_group`` turns or whose entropies span less than ``min_range``
     nats, or no more than fp32 rounding of an entropy (``rounding``, at least that of 1 nat): the paper sets alpha = 1 "to avoid
@@ -78,8 +94,10 @@ def aem_weights(
     range_N = high_N - low_N
     active_N = (range_N >= min_range) & (range_N > rounding(high_N.abs().clamp_min(1.0))) & (count_P[group_N] >= min_group)
     weight_N = torch.exp(-temperature * (entropy_N - low_N) / torch.where(active_N, range_N, 1.0))
-    total_P = weight_N.new_zeros(turns.num_groups).index_add_(0, group_N, weight_N)
-    mean_N = (total_P / count_P.clamp(min=1))[group_N]
+    size_N = torch.ones_like(weight_N) if size_K is None else size_K[kept_N].to(weight_N.dtype)
+    total_P = weight_N.new_zeros(turns.num_groups).index_add_(0, group_N, weight_N * size_N)
+    size_P = weight_N.new_zeros(turns.num_groups).index_add_(0, group_N, size_N)
+    mean_N = (total_P / size_P.clamp(min=1.0))[group_N]
     return alpha_K.index_copy_(0, kept_N, torch.where(active_N, weight_N / mean_N, 1.0).to(alpha_K.dtype))
 
 
@@ -110,6 +128,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: AEM) -> Transf
         min_range=s.min_range,
         min_group=s.min_group,
         drop=s.sign_mask,
+        normalise=s.normalise,
     )
 
 
@@ -123,6 +142,7 @@ AEM_TRANSFORM = Transform(
     function="verl_entropy.methods.transforms.aem.aem",
     equations=("verl_entropy.methods.transforms.aem.aem_weights",),
     needs=frozenset({"entropy", "group"}),
+    drops=True,
     order=50,
     neutral={"temperature": 0.0},
     apply=_apply,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clip_B: drops tokens whose entropy discriminator is far from the batch mean."""
+"""Clip_B: drops tokens of negative advantage whose entropy discriminator is far below the batch mean."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def clip_b(
     two_sided: bool = False,
     max_frac: float | None = None,
 ) -> TransformResult:
-    """Mask that removes the tokens whose update would move the entropy most, centred on the batch.
+    """Mask that removes, of the tokens with A < 0, those with the lowest discriminator, centred on the batch.
+
+    One-sided: pushing such a token down lowers the entropy most. Tokens with A > 0, and those whose update raises entropy, stay;
+    ``two_sided`` drops on both sides.
 
         S = pi (H + log pi)                                              (H, log pi in nats)
         drop where A < 0 and S - mean S < -mu std S
@@ -97,13 +100,14 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipB) -> Tran
 
 CLIP_B = Transform(
     name="clip_b",
-    summary="drops the tokens whose update would move entropy most, centred on the batch",
+    summary="drops tokens of negative advantage whose entropy discriminator is far below the batch mean (one-sided)",
     when="rare tokens cause the swings",
     cost="a few ms per batch on the CPU",
     source="arXiv 2602.03392",
     settings=ClipB,
     function="verl_entropy.methods.transforms.clip_b.clip_b",
     needs=frozenset({"entropy"}),
+    drops=True,
     order=60,
     doubtful_with={
         "clip_v": "two forms of one clip (centred on the batch, and on the policy); each drops tokens of its own, and a run loses "

@@ -124,6 +124,7 @@ CLIP_V = Transform(
     settings=ClipV,
     function="verl_entropy.methods.transforms.clip_v.clip_v",
     needs=frozenset({"entropy", "logits"}),
+    drops=True,
     order=65,
     metrics=DROPPED | {"std": Metric("standard deviation of D = N - S", "nats")},
     logits=lambda s: {"vocab_centre": LogitsOutput(vocab_centre, in_update=False)},

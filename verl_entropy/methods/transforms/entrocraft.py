@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +24,8 @@ class Entrocraft:
     schedule: str = setting("linear", "course of the range over training", choices=("fixed", "linear", "cosine"))
     start_low: float = setting(0.6, "lower edge at the start, nats", ge=0.0)
     start_high: float = setting(0.7, "upper edge at the start, nats", ge=0.0)
-    end_low: float = setting(0.1, "lower edge at the end, nats", ge=0.0)
-    end_high: float = setting(0.2, "upper edge at the end, nats", ge=0.0)
+    end_low: float = setting(0.1, "lower edge at the end, nats (paper's schedule; released script: .4)", ge=0.0)
+    end_high: float = setting(0.2, "upper edge at the end, nats (paper's schedule; released script: .5)", ge=0.0)
     total_steps: int | None = setting(None, "length of the schedule; null: trainer.total_training_steps", ge=1)
 
 
@@ -43,9 +45,9 @@ def entropy_range(
         h = h_start + (h_end - h_start) q;   q = 0 (fixed), step / total (linear), (1 - cos(pi step / total)) / 2 (cosine)
 
     Source: arXiv 2604.26326, and the authors' code for both formulas; steps beyond ``total_steps`` keep the
-    end, where the code goes on. Ranges they used: linear (.6, .7) -> (.1, .2) in the paper (default), -> (.4,
-    .5) in the code's script, -> (.2, .3) on GSPO; cosine (.9, 1.0) -> (.1, .2) for Llama-8B and (.4, .5) ->
-    (.1, .2) for Qwen3-14B.
+    end, where the code goes on. Ranges they used: linear (.6, .7) -> (.1, .2) in the paper (default); -> (.4, .5) in the released
+    script, nearer to the abstract's "slightly lower target" (the two do not agree); -> (.2, .3) on GSPO; cosine (.9, 1.0) ->
+    (.1, .2) for Llama-8B and (.4, .5) -> (.1, .2) for Qwen3-14B.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: allowed are {', '.join(SCHEDULES)}.")
@@ -150,6 +152,7 @@ ENTROCRAFT = Transform(
     settings=Entrocraft,
     function="verl_entropy.methods.transforms.entrocraft.entrocraft",
     needs=frozenset({"entropy", "step"}),
+    drops=True,
     order=10,
     conflicts={"entrocraft_switch": "both react to the same range; choose the paper's filter or the released switch"},
     ordered=(("start_low", "start_high"), ("end_low", "end_high")),
@@ -159,6 +162,20 @@ ENTROCRAFT = Transform(
     neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
     apply=_filter,
 )
+
+
+def _scores(s: Entrocraft, raw: Mapping[str, Any]) -> Iterator[str]:
+    """Other trajectory scores than +1 and -1 stop the run at the first one."""
+    env = (raw.get("data") or {}).get("env") or {}
+    win, penalty = (env.get("kwargs") or {}).get("win_reward"), float(env.get("invalid_action_penalty") or 0.0)
+    if env:
+        why = f"data.env.kwargs.win_reward={win:g}" if win is not None else f"the environment {env.get('name')}"
+        why += f" and data.env.invalid_action_penalty={penalty:g}" if penalty else ""
+        yield (
+            f"entrocraft_switch needs trajectory scores of +1 or -1 and stops the run at the first other one; see that {why} gives "
+            "these, or take entrocraft."
+        )
+
 
 SWITCH = Transform(
     name="entrocraft_switch",
@@ -172,6 +189,7 @@ SWITCH = Transform(
     order=10,
     ordered=(("start_low", "start_high"), ("end_low", "end_high")),
     steers=True,
+    doubts=_scores,
     metrics={"side": _SIDE},
     neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
     apply=_switch,

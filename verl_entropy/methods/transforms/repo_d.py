@@ -28,7 +28,11 @@ class RepoD:
     adaptive: bool = setting(True, "move zeta towards the target entropy; false: keep it")
     target: float | None = setting(None, "target entropy in nats; null: entropy of the first iteration", gt=0.0)
     center: str = setting("exact", "centring of the log-probability: by the entropy, or by a mean", choices=CENTRES)
-    scope: str = setting("batch", "what the expectation runs over", choices=("batch", "group", "per_token"))
+    scope: str = setting(
+        "batch",
+        "what the expectation runs over; per_token flips A where zeta pi L^2 > 1",
+        choices=("batch", "group", "per_token"),
+    )
     clamp: bool = setting(False, "stop beta at 0 where entropy is rising already")
     skip_zero_groups: bool = setting(True, "leave out groups whose advantages are all zero, which the paper drops")
 
@@ -62,8 +66,11 @@ def repo_d(
 
     - ``scope`` of the expectation: ``batch`` (default) or ``group``, the mean over the valid tokens of the
       batch or of the prompt group. ``per_token`` is the literal one-sample reading, A' = A (1 - zeta pi L^2):
-      it can only shrink A, while appendix E.1 speaks of a rotation that boosts actions by their surprisal, so
-      it is not the default;
+      it never boosts, while appendix E.1 speaks of a rotation that boosts actions by their surprisal, so it is not the
+      default; and it **flips the sign** of A where zeta pi L^2 > 1 (zeta = 10, its upper bound: pi = .2, |L| = 1 gives -A).
+      Measured on sampled softmax policies of 32 and 64 actions, |dH| that is left of a gradient step's (1: as without
+      REPO-D): zeta = 1: per_token .46 to .74, group .69 to .80, batch .71 to .81; zeta = 10, where every scope overshoots: 3.6 to
+      4.8, 1.8 to 2.1, 1.6 to 1.9. So per_token comes closest to dH = 0 up to zeta = 1 and does most harm at 10;
     - sign of beta: entropy that is already rising gives beta < 0, which is applied ("neutralise dH") unless
       ``clamp`` stops beta at 0;
     - ``center`` of L: as in REPO-R;

@@ -29,7 +29,9 @@ class RepoR:
     bidirectional: bool = setting(False, "zeta may turn negative above the target (App. B)")
     flip: str = setting("reset", "magnitude after a change of sign: zeta_min, or kept", choices=("reset", "keep"))
     center: str = setting("exact", "centring of the log-probability: by the entropy, or by a mean", choices=CENTRES)
-    keep_sign: bool = setting(False, "stop an advantage at 0 where zeta L > 1")
+    keep_sign: bool = setting(
+        False, "stop an advantage at 0 where zeta L > 1; without it a bidirectional zeta < 0 punishes rare correct tokens"
+    )
 
 
 def repo_r(
@@ -58,8 +60,9 @@ def repo_r(
       and ``group_mean`` use log-probabilities only;
     - zeta: moved by ``TargetEntropyController`` (1e-3, x2 / :2, [1e-5, 1e-1]). A negative zeta pushes entropy
       down: that is the bidirectional variant of appendix B;
-    - A' changes sign where zeta L > 1. The formula allows it, and so do we unless ``keep_sign`` stops A' at
-      0.
+    - A' changes sign where zeta L > 1. With zeta > 0 that takes L > 10 at the least, which no likely token has; with zeta = -.1
+      (bidirectional) it is every correct token with L < -10: at L = -12 the factor is -.2, so a **rare correct token is punished**.
+      The formula allows it, and so do we unless ``keep_sign`` stops A' at 0, as the preset repo_r_bidirectional does.
 
     Neutral: zeta = 0 returns A.
     """
