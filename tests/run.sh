@@ -12,8 +12,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 selection=(-m "not full")
+coverage=(--cov=verl_entropy "--cov-report=term:skip-covered")  # of the test processes; workers of Ray are not counted
 case "${1:-}" in
-  --quick) selection=(-m "not real and not full and not slow"); shift ;;
+  --quick) selection=(-m "not real and not full and not slow"); coverage=(); shift ;;
   --full) selection=(); shift ;;
 esac
 [ "${1:-}" = "--" ] && shift
@@ -56,4 +57,4 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_O
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"
-exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" -n 2 --dist loadfile "${selection[@]}" "$@"
+exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" -n 2 --dist loadfile "${selection[@]}" "${coverage[@]}" "$@"
