@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``doctor``: what it finds in an installation, and in a worker of a real Ray."""
 
+import importlib.metadata
 import json
 
 import pytest
 
 from verl_entropy import cli
+from verl_entropy.commands import doctor
 from verl_entropy.hosts.install import compat, fingerprint, matrix
+from verl_entropy.methods import registry
 
 pytest.importorskip("verl")
 
@@ -151,3 +154,18 @@ def test_a_foreign_verl_has_a_fix(monkeypatch):
     monkeypatch.setattr(compat, "verl_version", lambda: "0.4.0")
     monkeypatch.setattr(compat, "missing_symbols", lambda modules=None: ["verl.x"])
     assert "Fix: pip install 'verl==0.9.1'" in compat.unsupported_reason()
+
+
+def test_where_methods_come_from_and_a_broken_package_of_methods(monkeypatch):
+    found = doctor._methods()
+    assert found.status == "ok" and "of verl-entropy" in found.note
+    entry = importlib.metadata.EntryPoint("x", "no_such_package:X", "verl_entropy.methods")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
+    registry._live.cache_clear()
+    registry._cheap.cache_clear()
+    try:
+        broken = doctor._methods()
+    finally:
+        registry._live.cache_clear()
+        registry._cheap.cache_clear()
+    assert broken.status == "fail" and "no_such_package:X" in broken.note and "uninstall" in broken.note

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``verl-entropy doctor``: can this installation do what it says, in the driver and in a Ray worker, and what does it not warn of.
 
-Sections: versions against the tested matrix; the plugin and verl's code under it; registries; a Ray worker; the environment; and
-with --config what a run would use.
+Sections: versions against the tested matrix; the methods and their packages; the plugin and verl's code under it; registries; a Ray
+worker; the environment; and with --config what a run would use.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.metadata
 import importlib.util
 import os
@@ -21,6 +22,7 @@ from verl_entropy.commands.output import MARKS, fill, json_option, print_json
 from verl_entropy.config import checks
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.install import compat, fingerprint, matrix
+from verl_entropy.methods import registry
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _checks(with_ray: bool) -> Iterator[Check]:
     yield from _versions()
+    yield from _guarded("methods", "packages", lambda: iter((_methods(),)))
     plugin = list(_plugin())
     yield from plugin
     if any(c.status == "fail" for c in plugin):
@@ -128,6 +131,15 @@ def _plugin() -> Iterator[Check]:
     there = "verl_entropy" in points  # without it verl does not load the plugin in any process
     fix = "" if there else ". Fix: pip install --force-reinstall --no-deps verl-entropy"
     yield Check("plugin", "ok" if there else "fail", "entry point", f"verl.plugins: {', '.join(points) or 'none'}{fix}")
+
+
+def _methods() -> Check:
+    """Where the methods come from; a package whose methods do not load is named with the fix."""
+    try:
+        origins = collections.Counter(method.origin for method in registry.methods())
+    except ConfigError as error:
+        return Check("methods", "fail", "packages", str(error))
+    return Check("methods", "ok", "packages", ", ".join(f"{number} of {origin}" for origin, number in origins.items()))
 
 
 def _registries() -> Iterator[Check]:
