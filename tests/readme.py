@@ -353,8 +353,8 @@ def learning_recipe() -> str:
 
 
 def detector_table() -> str:
-    """What the phase detector makes of simulated curves, from verl_entropy/diagnostics/detector_results.json."""
-    r = json.loads((ROOT / "verl_entropy/diagnostics/detector_results.json").read_text())
+    """What the phase detector makes of simulated curves, from tests/diagnostics/detector_results.json."""
+    r = json.loads((ROOT / "tests/diagnostics/detector_results.json").read_text())
     seen = list(next(iter(r["confusion"].values())))
     lines = [f"| simulated curve | right | {' | '.join(seen)} |", "|---|---|" + "---|" * len(seen)]
     for shape, row in r["confusion"].items():
@@ -371,7 +371,7 @@ def detector_table() -> str:
             f"found, in the median {delay['p50']:.0f} steps after they begin, one in ten of them later than {delay['p90']:.0f} steps.",
             "",
             "The next table compares the detector with two simpler rules on harder families of curves "
-            f"(`python -m verl_entropy.diagnostics.simulate --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
+            f"(`python tests/diagnostics/simulated_curves.py --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
             "the JSON file that it writes describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
             "its accuracy on real runs.",
             "",

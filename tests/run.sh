@@ -39,6 +39,14 @@ if ! command -v java > /dev/null; then
     echo "no java: install a Java 17 runtime (openjdk-17-jre-headless); tests of the Java simulators are skipped" >&2
   fi
 fi
+if ! command -v chromedriver > /dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    apt-get update -qq && apt-get install -y -qq chromium chromium-driver > /dev/null ||
+      echo "chromium did not install: the tests of the report's page in a browser are skipped" >&2
+  else
+    echo "no chromium with its driver: install chromium and chromium-driver; the tests of the report's page in a browser are skipped" >&2
+  fi
+fi
 
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 "$python" -m ruff check .

@@ -44,6 +44,7 @@ def metrics_of(step: int, h: float, share: float, rng: np.random.Generator) -> d
         "group/zero_variance": 0.3,
         "interference/drift_positive": 0.4,
         "interference/drift_negative": -0.2 - 0.3 * share,
+        **{f"entropy_of/{c}": h * w for c, w in (("correct", 0.8), ("wrong", 1.2 + 0.3 * max(h - 0.6, 0)))},
         "representation/probe_auc": 0.6 + 0.2 * share,
         "representation/ratio": 0.9,
         **{f"likelihood/{c}_log_prob_mean": -h * w for c, w in (("correct", 0.8), ("wrong", 1.2), ("valid", 0.9))},
@@ -67,16 +68,30 @@ def turns_of(h: float, erupted: bool, rng: np.random.Generator, count: int = 40)
     }
 
 
-def sample_of(h: float, rng: np.random.Generator, texts: tuple[str, ...] = ()) -> dict:
+TASKS = ("put a mug on the desk", "heat an egg", "clean a plate")
+
+
+def sample_of(h: float, rng: np.random.Generator, texts: tuple[str, ...] = (), task: str = TASKS[0]) -> dict:
     words = "I should look in the drawer first . <action> open drawer 1 </action>".split()
+    odd = " ".join(texts)
     turns = []
     for k in range(3):
         tokens = [w + " " for w in words] + list(texts)
         entropy = rng.gamma(1.0, h, len(tokens)).round(3).tolist()
-        turns.append({"text": "".join(tokens), "tokens": tokens, "entropy": entropy, "reward": float(k == 2), "valid": True})
+        turn = {"text": "".join(tokens), "tokens": tokens, "entropy": entropy, "reward": float(k == 2), "valid": True}
+        turn |= {"prompt": f"Your task: {task} {odd}", "observation": f"You see drawer {k}. {odd}", "action": "open drawer 1"}
+        turn |= {"thought": f"I look {odd}", "advantage": 0.5 * (k + 1), "advantage_before": 0.5}
+        turn["advantages"] = np.linspace(-h, h, len(tokens)).round(4).tolist()
+        turns.append(turn)
     correct = bool(rng.random() < 0.5)
     vector = (rng.normal(size=12) + (1.5 if correct else 0.0)).round(4).tolist()
-    return {"turns": turns, "score": 10.0 * correct, "success": correct, "representation": vector}
+    return {
+        "turns": turns,
+        "score": 10.0 * correct,
+        "success": correct,
+        "representation": vector,
+        "task": f"{task} {odd}".strip(),
+    }
 
 
 def write_run(
@@ -92,7 +107,9 @@ def write_run(
         for i, h in enumerate(curve):
             metrics = metrics_of(i + 1, h, i / steps, rng) if full else {P + "entropy": h}
             turns = turns_of(h, i > 0.6 * steps, rng) if full else None
-            samples = [sample_of(h, rng, texts) for _ in range(26)] if full and writer.wants_samples(i + 1) else None
+            samples = (
+                [sample_of(h, rng, texts, TASKS[k % 3]) for k in range(26)] if full and writer.wants_samples(i + 1) else None
+            )
             for sample in samples[6:] if samples else ():
                 del sample["turns"]  # as the trainer stores those of which only the representation is kept
             writer.step(i + 1, metrics, turns, samples)

@@ -8,7 +8,6 @@ RunFileError) or OSError with a message for the user; it is printed here in one 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import json
 import os
@@ -60,7 +59,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("data", "make the data files of an environment"),
     Command("evaluate", "success of a checkpoint on an environment's tasks"),
-    Command("report", "one HTML page with figures on one or more runs"),
+    Command("report", "one HTML page with figures and trajectories of one or more runs"),
+    Command("watch", "serve that page on this machine while the runs go on"),
     Command("diff", "configuration and metric differences of two runs", "the runs differ"),
     Command("advise", "symptoms of a run and the methods meant for them", "there are symptoms"),
     Command("judge", "rate how degenerate sampled texts are, with a language model", "some could not be judged"),
@@ -125,7 +125,7 @@ def _one_line(error: BaseException) -> str:
 def _missing(error: ImportError) -> str:
     """What to install for a module that is not there."""
     top = (error.name or "").split(".")[0]
-    extra = {"matplotlib": "report", "pyarrow": "report"}.get(top, "cpu")
+    extra = {"matplotlib": "report", "pyarrow": "report", "jinja2": "report"}.get(top, "cpu")
     what = f"pip install 'verl-entropy[{extra}]'" + ("" if extra == "report" else " (or [vllm] on a GPU host)")
     return f"this command needs {top or 'a module'}, which cannot be imported ({_one_line(error)}). Fix: {what}."
 
@@ -160,9 +160,9 @@ def _unknown_command(argv: Sequence[str]) -> str | None:
     names = [command.name for command in COMMANDS]
     if word is None or word in names:
         return None
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"{word}: no such command.{hint} Known: {', '.join(names)}."
+    from verl_entropy.config.spelling import did_you_mean
+
+    return f"{word}: no such command.{did_you_mean(word, names)} Known: {', '.join(names)}."
 
 
 def _say(name: str | None, message: str, as_json: bool) -> int:

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry point of group ``verl.plugins``: verl imports this module at the end of its own ``__init__`` in every process.
 
-The only file whose import installs anything, so nothing in this package imports it; ``VERL_USE_EXTERNAL_MODULES`` may name it
-too. It only installs import hooks (no torch, no trainer), so it costs milliseconds. verl logs a failing plugin at DEBUG, that
-is nowhere; so a failure prints its cause and the fix here before it is raised.
+Nothing is put into verl, and nothing waits for its modules, until a run asks for something of ours: in the driver that is seen when
+Hydra composes its configuration (``hosts/install/absent.py``), and the driver tells the other processes of its run by an
+environment variable, which is read here. ``VERL_PLATFORM=cpu`` asks for the CPU backend. ``VERL_USE_EXTERNAL_MODULES`` may name this
+file too. verl logs a failing plugin at DEBUG, that is nowhere; so a failure stops a process that was asked, with cause and fix.
 """
 
 from __future__ import annotations
 
-from verl_entropy.hosts.install import activate
-from verl_entropy.log import say
+import os
+import sys
 
-try:
-    activate.install()
-except Exception as error:
-    say(
-        f"the plugin failed to load: {type(error).__name__}: {error}. Nothing of verl-entropy is active in this process. "
-        "Fix: reinstall verl-entropy, run `verl-entropy doctor`, or set VERL_USE_EXTERNAL_PLUGINS=none to run without it."
-    )
-    raise
+_CHECKOUT = os.path.join(os.path.dirname(__file__), "_hydra")
+if (
+    os.path.isdir(_CHECKOUT) and _CHECKOUT not in sys.path
+):  # pip install -e: Hydra finds its plugin there; a wheel has no such folder
+    sys.path.append(_CHECKOUT)
+if os.environ.get("VERL_ENTROPY_CHOSEN") or os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+    from verl_entropy.hosts.install import activate
+
+    activate.from_environment()

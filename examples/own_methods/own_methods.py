@@ -37,7 +37,7 @@ def surprise(advantages_RT: Tensor, log_prob_RT: Tensor, mask_RT: Tensor, *, wei
 
 def _surprise(ctx: AdvantageContext, advantages: Tensor | Packed, s: Surprise) -> TransformResult:
     mask_RT = ctx.turns.mask_RT
-    return TransformResult(surprise(padded(advantages), ctx.old_log_probs_RT, mask_RT, weight=s.weight))
+    return TransformResult(surprise(padded(advantages), ctx.log_probs(), mask_RT, weight=s.weight))
 
 
 SURPRISE = Transform(
@@ -73,10 +73,10 @@ def entropy_floor(entropy_RT: Tensor, mask_RT: Tensor, *, coef: float, floor: fl
 
 
 def _floor(ctx: LossContext, s: Floor) -> Tensor:
-    assert ctx.entropy_RT is not None  # the method needs grad_entropy
-    below_RT = ctx.mask_RT & (ctx.entropy_RT.detach() < s.floor)
+    entropy_RT = ctx.entropies()
+    below_RT = ctx.mask_RT & (entropy_RT.detach() < s.floor)
     ctx.token_means["entropy_floor/below"] = below_RT.float()
-    return ctx.aggregate(entropy_floor(ctx.entropy_RT, ctx.mask_RT, coef=s.coef, floor=s.floor), "token-mean")
+    return ctx.aggregate(entropy_floor(entropy_RT, ctx.mask_RT, coef=s.coef, floor=s.floor), "token-mean")
 
 
 FLOOR = Regularizer(

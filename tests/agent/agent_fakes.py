@@ -17,21 +17,10 @@ TEMPLATE = (
 
 
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from verl_entropy.quickstart.build import word_level
 
     words = ["<pad>", "<unk>", "<im_start>", "<im_end>", *TAGS.split(), *dict.fromkeys(WORDS.split())]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        unk_token="<unk>",
-        pad_token="<pad>",
-        eos_token="<im_end>",
-        additional_special_tokens=["<im_start>"],
-    )
-    fast.chat_template = TEMPLATE
-    return fast
+    return word_level(words, TEMPLATE, pad_token="<pad>", eos_token="<im_end>", additional_special_tokens=["<im_start>"])
 
 
 class ScriptedServer:

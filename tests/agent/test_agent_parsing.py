@@ -182,7 +182,8 @@ def test_raw_text_is_truncated_to_its_end():
 
 
 def test_a_raw_whole_answer_is_not_cut():
-    text = "a" * 100
+    """It lacks a thought, so it is invalid; an unfinished one is sent as nothing (test_agent_cut)."""
+    text = "a" * 100 + " the end"
     parsed = parse_response(text + "\n", **WHOLE)
     assert not parsed.valid_format and executed_action(parsed, text + "\n", **WHOLE) == text
 

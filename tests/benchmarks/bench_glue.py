@@ -14,14 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import verl.workers.engine_workers  # noqa: F401  (loads the plugin, which wraps the functions)
 from report import median_ms, parser, table, write
 from tensordict import TensorDict
 from verl.utils import seqlen_balancing
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 
+from verl_entropy.hosts.install import activate
 from verl_entropy.upstream.rows import MARK
+
+activate.install()
 
 
 def nested(lengths: list[int], generator: torch.Generator) -> torch.Tensor:

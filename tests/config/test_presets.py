@@ -16,7 +16,7 @@ pytest.importorskip("verl")
 
 @pytest.fixture(scope="module")
 def compose():
-    import verl  # noqa: F401  (loads the plugin, which puts the presets on Hydra's search path)
+    import verl  # noqa: F401  (loads the plugin, which hears what is composed)
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 

@@ -8,7 +8,7 @@ import torch
 from hydra import compose, initialize_config_module
 from verl.plugin.platform import PlatformRegistry, platform_manager
 
-from verl_entropy.cpu import platform, rollout
+from verl_entropy.cpu import platform, wiring
 from verl_entropy.cpu.launch import cpu_overrides
 from verl_entropy.upstream import polling
 
@@ -82,8 +82,8 @@ def test_the_rollout_is_in_both_registries(monkeypatch):
 
     monkeypatch.setattr(base, "_ROLLOUT_REGISTRY", dict(base._ROLLOUT_REGISTRY))
     monkeypatch.setattr(replica.RolloutReplicaRegistry, "_registry", dict(replica.RolloutReplicaRegistry._registry))
-    rollout.register_rollout(base)
-    rollout.register_replica(replica)
+    wiring.register_rollout(base)
+    wiring.register_replica(replica)
     assert issubclass(base.get_rollout_class("hf"), base.BaseRollout)
     assert issubclass(replica.get_rollout_replica_class("hf"), replica.RolloutReplica)
     assert not base.get_rollout_class("hf").__abstractmethods__

@@ -11,15 +11,13 @@ EOS, PAD = 5, 0
 
 def save(path: Path, *, hidden: int = 32, layers: int = 2, tie: bool = False, seed: int = 0) -> Path:
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from verl_entropy.quickstart.build import word_level
 
     special = ["<pad>", "<unk>", "<bos>", "<unused>", "<im_start>", "<im_end>"]
     words = special + [f"w{i}" for i in range(VOCABULARY - len(special))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="<im_end>")
-    fast.save_pretrained(path)
+    word_level(words, pad_token="<pad>", eos_token="<im_end>").save_pretrained(path)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,

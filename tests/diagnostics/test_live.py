@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from episodes import Episode, lay_out, make_episodes
+from slow_metrics import aem_drift, likelihood_by_class, windows_by_token, windows_by_turn
 
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.diagnostics import glossary, likelihood, live, predictors, windows
+from verl_entropy.diagnostics import glossary, live, predictors
 from verl_entropy.diagnostics.settings import read_live
+from verl_entropy.methods import registry
 
 P = live.PREFIX
 
@@ -60,13 +62,13 @@ def test_equal_to_the_pure_functions(layout, seed):
     x = context(make_episodes(seed), layout, shuffle=seed, padding=2, extra_width=3)
     found = live.step_diagnostics(x, live.Live(early_late=3))
     turns, entropy, log_prob, advantage = x.turns, x.entropy_RT, x.old_log_probs_RT, x.advantages_RT
-    for name, slow in (("turns", windows.windows_by_turn), ("tokens", windows.windows_by_token)):
+    for name, slow in (("turns", windows_by_turn), ("tokens", windows_by_token)):
         expected = slow(entropy, turns, 3)
         assert found[f"{P}entropy_early/{name}"] == pytest.approx(expected.early, rel=1e-6)
         assert found[f"{P}entropy_late/{name}"] == pytest.approx(expected.late, rel=1e-6)
-    for name, value in likelihood.likelihood_by_class(log_prob, turns).items():
+    for name, value in likelihood_by_class(log_prob, turns).items():
         assert found[f"{P}likelihood/{name}"] == pytest.approx(value, rel=1e-5)
-    for name, value in predictors.aem_drift(advantage, log_prob, entropy, turns).items():
+    for name, value in aem_drift(advantage, log_prob, entropy, turns).items():
         assert found[f"{P}aem_drift/{name}"] == pytest.approx(float(value), rel=1e-4, abs=1e-6)
     assert found[f"{P}predictor/repo"] == float(predictors.repo_predictor(advantage, log_prob, entropy, x.mask_RT))
 
@@ -127,12 +129,13 @@ def test_every_metric_is_in_the_glossary_and_is_finite():
     diagnostics.step(x)
     x.step, x.entropy = 2, 0.6
     found = diagnostics.step(x, texts=["a."])
-    known = {e.key for e in live.GLOSSARY}
-    assert len(known) == len(live.GLOSSARY) and all(map(math.isfinite, found.values()))
-    assert [k for k in found if live.find(k) is None] == []
-    elsewhere = {P + k for k in (*glossary._OURS, *glossary._METHODS, *glossary._SAMPLED)} | glossary._VERL.keys()
+    known = {e.key for e in glossary.GLOSSARY}
+    assert len(known) == len(glossary.GLOSSARY) and all(map(math.isfinite, found.values()))
+    assert [k for k in found if glossary.find(k) is None] == []
+    methods = (f"{m.name}/{name}" for m in registry.methods() for name in m.metrics)
+    elsewhere = {P + k for k in (*glossary._OURS, *methods, *glossary._SAMPLED)} | glossary._VERL.keys()
     assert {k for k in known - found.keys() - elsewhere if "<" not in k} == set()
-    assert all(e.formula and e.unit and e.source for e in live.GLOSSARY)
+    assert all(e.formula and e.unit and e.source for e in glossary.GLOSSARY)
 
 
 def test_change_and_agreement_over_steps():
@@ -195,7 +198,7 @@ def test_trajectories_carry_the_tokens_of_their_turns():
     assert len(samples) == 3 and samples[0]["score"] == pytest.approx(episodes[0].score)
     first = samples[0]["turns"]
     assert [t["entropy"] for t in first] == [[pytest.approx(h, abs=1e-4) for h in t] for t in episodes[0].tokens]
-    assert first[0]["text"] == " ".join(first[0]["tokens"]) and first[0]["reward"] == episodes[0].reward[0]
+    assert first[0]["text"] == "".join(first[0]["tokens"]) and first[0]["reward"] == episodes[0].reward[0]
     columns = live.turn_columns(x)
     assert {len(c) for c in columns.values()} == {sum(len(e.tokens) for e in episodes)}
 
@@ -204,3 +207,74 @@ def test_an_empty_batch_gives_nothing():
     batch = lay_out(make_episodes(0), "one-row")
     turns = batch.turns(padding_R=[True] * len(batch.mask))
     assert live.step_diagnostics(Context(turns, batch.mask, batch.entropy, None, None)) == {}
+
+
+class Joining:
+    """A tokenizer whose decoder puts spaces between words and none at the start, as that of the quickstart; bytes of ü are two tokens."""
+
+    words = ("<action>", "go", "to", "fridge", "1", "</action>")
+
+    def decode(self, ids):
+        text = ""
+        for i in ids:
+            if i >= 100:
+                text += "\ufffd" if (i == 101 or not text.endswith("\ufffd")) and i == 100 else ""
+                text = text[:-1] + "ü" if i == 101 else text
+            else:
+                word = self.words[i]
+                text += (" " if text and word[0] != "<" and not text.endswith("<action>") else "") + word
+        return text
+
+
+def test_tokens_keep_their_spaces():
+    """Decoded one by one they read <action>gotofridge1</action>."""
+    ids = [0, 1, 2, 3, 4, 5] * 7
+    decode = Joining().decode
+    assert "".join(decode([i]) for i in ids[:6]) == "<action>gotofridge1</action>"
+    found = live.pieces(ids, decode)
+    assert "".join(found) == decode(ids) and found[:6] == ["<action>", "go", " to", " fridge", " 1", "</action>"]
+    assert live.pieces([1, 100, 101, 2], decode) == ["go", "", "ü", " to"]
+    assert live.pieces([], decode) == []
+
+
+@pytest.mark.parametrize("layout", ["one-row", "step-wise"])
+def test_trajectories_carry_what_the_agent_saw(layout):
+    """Prompt, task, observation, thought; advantages before and after the transforms; ratio; the tokens that a transform dropped."""
+    episodes = make_episodes(2)
+    x = context(episodes, layout, extra_width=2)
+    turns = x.turns
+    chosen = int(turns.trajectory_K.bincount().argmax())
+    first = (turns.trajectory_K == chosen).nonzero().flatten()[0]
+    row = int(turns.row_K[first])
+    place = (turns.turn_RT[row] == first).nonzero().flatten()
+    ids = torch.arange(x.mask_RT.numel()).view(x.mask_RT.shape)
+    records = [{"observation": "", "reward": 0.0, "valid": True, "admissible": False} for _ in range(99)]
+    x.fields["extra_fields"] = [{"task": "put it down", "task_type": "put", "turns": records}] * len(x.mask_RT)
+    x.advantages_RT = torch.where(x.mask_RT, 2.0, 0.0)
+    x.advantages_RT[row, place[0]] = 5.0
+    x.fields["base_advantages"] = torch.where(x.mask_RT, 1.0, 0.0)
+    x.fields["rollout_log_probs"] = x.old_log_probs_RT - math.log(2.0)
+    x.mask_RT = x.mask_RT.clone()
+    x.mask_RT[row, place[-1]] = False
+    prompts = [torch.arange(900, 903)] * len(x.mask_RT)
+    text = lambda tokens: f"<think> {' '.join(map(str, tokens))} </think> x"  # noqa: E731
+    (sample,) = live.trajectories(x, ids, text, chosen=[chosen], prompts=prompts)
+    turn = sample["turns"][0]
+    assert (sample["task"], sample["task_type"], sample["group"]) == ("put it down", "put", int(turns.group_J[chosen]))
+    assert "900 901 902" in turn["prompt"] and turn["thought"] == " ".join(map(str, ids[row][place].tolist()))
+    assert turn["advantage_before"] == 1.0 and "advantages_before" not in turn and turn["advantages"][0] == 5.0
+    assert turn["ratio"] == pytest.approx([2.0] * len(turn["tokens"]), abs=1e-3)
+    assert turn["dropped"] == [0] * (len(turn["tokens"]) - 1) + [1]
+    later = sample["turns"][1]
+    assert ("prompt" in later) == (layout == "step-wise") and ("observation" in later) == (layout == "one-row")
+    json.dumps(sample, allow_nan=False)
+
+
+def test_the_observation_of_the_environments_record_is_kept():
+    x = context(make_episodes(2), "one-row")
+    records = [{"observation": f"you see {k}", "action": "look"} for k in range(99)]
+    x.fields["extra_fields"] = [{"turns": records}] * len(x.mask_RT)
+    ids = torch.arange(x.mask_RT.numel()).view(x.mask_RT.shape)
+    (sample,) = live.trajectories(x, ids, str, chosen=[0], prompts=[torch.arange(9000)] * len(x.mask_RT))
+    assert [t["observation"] for t in sample["turns"]] == [f"you see {k}" for k in range(len(sample["turns"]))]
+    assert len(sample["turns"][0]["prompt"]) <= live.MAX_PROMPT_CHARS + 20 and "[...]" in sample["turns"][0]["prompt"]

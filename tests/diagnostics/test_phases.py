@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 import pytest
+import simulated_curves as simulate
 from synthetic_runs import entropy_curve
 
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.diagnostics import simulate
 from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
 
 

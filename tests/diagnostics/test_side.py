@@ -277,3 +277,23 @@ def test_a_fresh_run_moves_the_run_that_was_there_aside(tmp_path, capsys):
     third.open(config, resumed=True)  # goes on from a checkpoint of step 1
     third.write(2, {"actor/entropy": 8.0})
     assert RunReader(tmp_path / "run").steps.tolist() == [1, 2] and not (tmp_path / "run" / "earlier-2").exists()
+
+
+def test_the_compact_profile_spares_the_loggers_and_not_the_run_file(tmp_path):
+    """Some twenty keys for verl's loggers, no flag that was 0 throughout, all of verl's and of the methods'; everything on disk."""
+    side, x, steps = opened(tmp_path, profile="compact"), context(make_episodes(0)), []
+    for x.step in (1, 2, 3):
+        x.entropy = 0.6 + 0.1 * x.step
+        logged = {**side.step(x, rows_of(x), Words()), "actor/loss": 1.0, P + "gigpo/step_return": 0.5, P + "event/dead": 0.0}
+        logged |= {P + "event/non_finite": float(x.step == 3), f"actor/{P}clipfrac_low": 0.0}
+        side.finish(x.step, logged)
+        steps.append(logged)
+    stored = {key for key in RunReader(tmp_path / "run").keys if key.startswith(P)}
+    ours = {key for logged in steps for key in logged if key.startswith(P)}
+    assert len(stored) > 45 and 10 <= len(ours) <= 22 and ours < stored
+    assert {P + "entropy_change", P + "success", P + "phase", P + "gigpo/step_return"} <= ours
+    assert not [key for key in ours if key.startswith((P + "sign/", P + "turn_entropy/", P + "timing_s/", P + "event/dead"))]
+    assert all({"actor/loss", f"actor/{P}clipfrac_low"} <= logged.keys() for logged in steps)
+    assert [P + "event/non_finite" in logged for logged in steps] == [False, False, True]
+    with pytest.raises(ConfigError, match="full, compact"):
+        read_live({"profile": "small"})

@@ -14,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import verl  # noqa: F401  (loads the plugin; the platform comes from the test)
 import verl.utils.distributed as distributed
+
+from verl_entropy.hosts.install import activate
+
+activate.install()  # as in the worker of a run that has chosen methods; the platform comes from the test
 
 PROMPT = (5, 9, 7, 12, 6, 11, 8, 10, 5, 7)
 RESPONSE = (4, 2, 6, 3, 5, 1, 7, 2, 1, 1)

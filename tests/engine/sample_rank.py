@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 
 import torch
-import verl  # noqa: F401  (loads the plugin; VERL_PLATFORM=cpu comes from the test)
 import verl.utils.distributed as distributed
 from engine_rank import RESPONSE, actor_config, batch, build
 from verl.utils import tensordict_utils as tu

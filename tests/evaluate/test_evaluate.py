@@ -198,25 +198,55 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_one_message(server, capsy
     assert "answered 400" in error and "the context is too long" in error and len(error.splitlines()) == 1
 
 
+def test_the_key_goes_to_the_endpoint_alone_and_into_no_message(server, capsys, monkeypatch):
+    """Neither a redirect nor a key that cannot be sent may show it."""
+    key, seen = "sk-very-secret-0123456789", []
+
+    class Elsewhere(server):
+        def do_GET(self):
+            seen.append(dict(self.headers))
+            self._send(200, {"data": [{"id": "adder"}]})
+
+    class Moved(server):
+        def do_GET(self):
+            self.send_response(302)
+            self.send_header("Location", f"{elsewhere.url}/v1/models")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Elsewhere, Moved)]
+    for one in servers:
+        one.url = f"http://127.0.0.1:{one.server_port}"
+        threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    elsewhere, moved = servers
+    args = ["--env", ADD, "--split", "seen", "--count", 1]
+    try:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        assert evaluate("--endpoint", moved.url, *args) == 2
+        assert "answered 302" in capsys.readouterr().err and seen == []
+        monkeypatch.setenv("OPENAI_API_KEY", f"{key}\nX-More: 1")
+        assert evaluate("--endpoint", server.url, *args) == 2
+        error = capsys.readouterr().err
+        assert "OPENAI_API_KEY: has spaces" in error and key not in error
+    finally:
+        for one in servers:
+            one.shutdown()
+            one.server_close()
+
+
 def test_token_prompts_are_the_agent_loops(server):
     """With a tokenizer the server gets the ids of the fitted prompt, not messages."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     import asyncio
-
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     from verl_entropy.agent.settings import AgentSettings
     from verl_entropy.data.expert_turns import TurnWriter, prompt_builder
     from verl_entropy.data.source import tasks
     from verl_entropy.evaluate.play import Ask, play
-    from verl_entropy.quickstart.build import TEMPLATE
+    from verl_entropy.quickstart.build import word_level
 
     words = "<unk> <|im_start|> <|im_end|> user assistant goal now : ? . + what is add".split() + [str(i) for i in range(10)]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<|im_end|>")
-    tokenizer.chat_template = TEMPLATE
-    server.tokenizer = tokenizer
+    server.tokenizer = tokenizer = word_level(words, eos_token="<|im_end|>")
     settings = AgentSettings.from_mappings({"name": ADD, "prompt_template": "compact", "history_length": 0})
     writer = TurnWriter(settings, tokenizer, 40, 8)
     endpoint = samplers.Endpoint(server.url, samplers.Sampling(max_tokens=8, stop_token_ids=(7,)), tokens=True, concurrency=2)

@@ -267,10 +267,13 @@ def start(tiny: bool) -> None:
     tests = Path(__file__).resolve().parents[1]
     sys.path[:0] = [str(tests / "engine"), str(tests / "cpu")]
     import torch
-    import verl.utils.distributed as distributed  # verl loads the plugin
+    import verl.utils.distributed as distributed
     import verl.workers.engine
     import verl.workers.engine_workers  # noqa: F401  (where ppo_loss is looked up)
 
+    from verl_entropy.hosts.install import activate
+
+    activate.install()
     if not tiny:
         torch.cuda.set_device(0)
     distributed.initialize_global_process_group_ray()

@@ -23,7 +23,7 @@ import numpy as np
 
 from verl_entropy.config.settings import lookup
 from verl_entropy.diagnostics.live import OTHER_POLICY, POLICY_GAP
-from verl_entropy.diagnostics.simulate import classify
+from verl_entropy.diagnostics.phases import classify
 from verl_entropy.runs.report.plot import COLORS, STYLES, plain, png, style
 from verl_entropy.runs.report.runs import ENTROPY, Group, P, Run, differing, load_readable, thin
 from verl_entropy.runs.report.success import series as success_series

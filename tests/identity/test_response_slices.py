@@ -7,9 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("verl")
 
-import verl.workers.engine_workers  # noqa: F401  (the plugin rebinds the loss's names there)
 from verl.workers.utils import losses
 
+from verl_entropy.hosts.install import activate
+
+activate.install()
 ours = losses.no_padding_2_padding
 stock = ours.__wrapped__
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from math_batches import Batch, random_batch, subset
+from slow_metrics import aem_drift, clip_fractions, windows_by_token, windows_by_turn
 from torch.testing import assert_close
 
 from verl_entropy.batch.numerics import aggregate
 from verl_entropy.diagnostics import predictors
-from verl_entropy.diagnostics.windows import windows_by_token, windows_by_turn
 from verl_entropy.methods.common.gspo import gspo
 from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm
@@ -112,12 +112,12 @@ def test_garbage_reaches_no_diagnostic(value):
     dirty = b.garbage(value)
 
     def numbers(x: Batch):
-        drift = predictors.aem_drift(x.advantages_RT, x.log_prob_RT, x.entropy_RT, x.turns)
+        drift = aem_drift(x.advantages_RT, x.log_prob_RT, x.entropy_RT, x.turns)
         return [
             predictors.repo_predictor(x.advantages_RT, x.log_prob_RT, x.entropy_RT, x.mask_RT),
             predictors.covariance_predictor(x.advantages_RT, x.log_prob_RT, x.mask_RT),
             predictors.discriminator_predictor(x.advantages_RT, x.log_prob_RT, x.entropy_RT, x.centre_RT, x.mask_RT),
-            *predictors.clip_fractions(x.log_prob_RT, x.old_log_prob_RT, x.advantages_RT, x.mask_RT, eps_low=0.2, eps_high=0.2),
+            *clip_fractions(x.log_prob_RT, x.old_log_prob_RT, x.advantages_RT, x.mask_RT, eps_low=0.2, eps_high=0.2),
             *drift.values(),
             windows_by_token(x.entropy_RT, x.turns, 2),
             windows_by_turn(x.entropy_RT, x.turns, 2),

@@ -311,5 +311,5 @@ def test_the_report_shows_the_scores(run, serve, tmp_path):
     report = build_report([run], tmp_path / "out.html")
     source = report.html.read_text()
     assert "degeneracy" not in report.missing and (tmp_path / "out_degeneracy.png").exists()
-    assert "degeneracy 9 of 10" in source and "&lt;script&gt;loops" in source and "<script" not in source
+    assert "degeneracy 9 of 10" in source and r"\u003cscript\u003eloops" in source and "<script>loops" not in source
     assert any("judge.jsonl:13" in problem for problem in report.problems)

@@ -25,7 +25,7 @@ def test_every_method_keeps_the_contract(method):
 class Nothing:
     """No settings."""
 
-    alpha: float = setting(1.0, "a factor", ge=0.0)
+    alpha: float = setting(2.0, "a factor", ge=0.0)
 
 
 def planted(apply, **changes):
@@ -36,7 +36,7 @@ def planted(apply, **changes):
 
 
 def scaled(ctx, advantages, s):
-    return TransformResult(contract.torch.where(ctx.mask_RT, advantages * s.alpha, 0.0))
+    return TransformResult(torch.where(ctx.mask_RT, advantages * s.alpha, 0.0))
 
 
 class Forgetful:
@@ -59,6 +59,7 @@ class Forgetful:
 
 
 FAULTS = {
+    "an effect (with the settings of ``example``)": planted(lambda ctx, a, s: TransformResult(torch.where(ctx.mask_RT, a, 0.0))),
     "description complete": planted(scaled, summary=" "),
     "neutral settings change nothing": planted(scaled, neutral={"alpha": 0.5}),
     "order of rows and names of groups": planted(

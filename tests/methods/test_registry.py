@@ -74,7 +74,7 @@ def test_a_method_from_outside_is_chosen_by_its_place(outside):
         ("{m}:NUMBER", "is a int, not a method"),
         ("{m}:ABSENT", "has no ABSENT"),
         ("no_such_package.mod:X", "does not import"),
-        ("{m}:AGAIN", "ea of outside_methods: verl_entropy has transform ea already"),
+        ("{m}:AGAIN", "ea of outside_methods: verl-entropy has transform ea already"),
     ],
 )
 def test_what_cannot_be_chosen_is_said(outside, word, says):
@@ -97,7 +97,7 @@ def test_an_entry_point_is_listed_with_its_origin(outside, monkeypatch):
 def test_a_name_taken_twice_is_refused_with_both_origins(outside, monkeypatch):
     entry = importlib.metadata.EntryPoint("again", f"{outside}:AGAIN", registry.GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
-    with pytest.raises(ConfigError, match=f"ea of {outside}:AGAIN: verl_entropy has transform ea already"):
+    with pytest.raises(ConfigError, match=f"ea of {outside}:AGAIN: verl-entropy has transform ea already"):
         registry._with_others(registry._import_ours())
 
 

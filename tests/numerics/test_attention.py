@@ -214,6 +214,10 @@ def test_verls_configuration_does_not_keep_the_name():
     verl_model = pytest.importorskip("verl.utils.model")
     from transformers import AutoConfig
 
+    from verl_entropy.hosts.install import activate
+
+    activate.install()
+
     config = AutoConfig.for_model("llama", **SIZES, attn_implementation="varlen")
     verl_model.update_model_config(config, {"attn_implementation": "varlen", "attention_dropout": 0.25})
     assert config._attn_implementation == "varlen" and config.attention_dropout == 0.25
@@ -224,6 +228,9 @@ def test_verls_configuration_does_not_keep_the_name():
 
 def test_verls_value_model_takes_the_implementation(tmp_path):
     verl_model = pytest.importorskip("verl.utils.model")
+    from verl_entropy.hosts.install import activate
+
+    activate.install()
     network(CONFIGS["llama"], "sdpa").save_pretrained(tmp_path)
     config = LlamaConfig.from_pretrained(tmp_path, attn_implementation="varlen", num_labels=1)
     model = verl_model.load_valuehead_model(str(tmp_path), torch.float32, config, False)

@@ -14,6 +14,7 @@ from verl_entropy.batch.turns import build_turns
 from verl_entropy.config import plan
 from verl_entropy.hosts.common import advantage_side
 from verl_entropy.methods.common.equal_returns import unequal_tokens, zero_equal_returns
+from verl_entropy.methods.context import AdvantageContext
 
 
 def batch(scores, turns=3, tokens=4):
@@ -97,9 +98,8 @@ def drop_context(scores, transforms=(), seen=None):
     verls, turns = batch(scores)
     entropy = {"equal_returns": "drop", "transforms": list(transforms)}
     chosen = plan.read({"algorithm": {"adv_estimator": "loop", "entropy": entropy}, "actor_rollout_ref": {"actor": {}}})
-    ctx = types.SimpleNamespace(
-        plan=chosen, turns=turns, mask_RT=turns.mask_RT, metrics={}, step=1, entropy_RT=torch.ones_like(verls)
-    )
+    where = {"plan": chosen, "step": 1, "total_steps": 2, "turns": turns, "mask_RT": turns.mask_RT}
+    ctx = AdvantageContext(**where, entropy_RT=torch.ones_like(verls), old_log_probs_RT=None, fields={})
     return verls, turns, ctx
 
 

@@ -83,6 +83,7 @@ def test_wrong_settings_are_refused(change, word):
         {"value": 7.0, "target": 0.5},
         {"value": 1e-3, "target": math.nan},
         {"value": math.nan, "target": 1.0},
+        {"value": None, "target": 1.0},
     ],
 )
 def test_wrong_state_is_refused_and_changes_nothing(state):

@@ -9,14 +9,23 @@ from dataclasses import replace
 import pytest
 import torch
 from math_batches import fixture_f
+from slow_metrics import (
+    aem_drift,
+    clip_fractions,
+    likelihood_by_class,
+    likelihood_covariance,
+    mean_representation,
+    trajectory_log_prob,
+    windows_by_token,
+    windows_by_turn,
+)
 from torch.testing import assert_close
 
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.diagnostics import interference as lemma
 from verl_entropy.diagnostics import predictors, text
-from verl_entropy.diagnostics.likelihood import likelihood_by_class, trajectory_log_prob
-from verl_entropy.diagnostics.representation import auc, linear_probe_auc, mean_representation, representation_similarity
-from verl_entropy.diagnostics.windows import CumulativeEntropy, windows_by_token, windows_by_turn
+from verl_entropy.diagnostics.representation import auc, linear_probe_auc, representation_similarity
+from verl_entropy.diagnostics.windows import CumulativeEntropy
 
 TOLERANCE = {"atol": 1e-6, "rtol": 0.0}
 HIDDEN = torch.tensor([[[1.0, 0], [0, 1], [1, 1]], [[1, 0], [0, 2], [9, 9]]])
@@ -45,7 +54,7 @@ def test_exact_expectation_over_actions():
 
 def test_aem_drift():
     f = fixture_f()
-    drift = predictors.aem_drift(f.advantages_RT, f.log_prob_RT, f.entropy_RT, f.turns)
+    drift = aem_drift(f.advantages_RT, f.log_prob_RT, f.entropy_RT, f.turns)
     expected = {"surprisal": 0.183257, "surprisal_per_token": -0.095590, "entropy_proxy": -0.136651, "martingale": 0.041061}
     assert {k: float(v) for k, v in drift.items()} == pytest.approx(expected, abs=1e-6)
 
@@ -53,9 +62,7 @@ def test_aem_drift():
 @pytest.mark.parametrize("eps_high", [0.2, 0.28])
 def test_clip_fractions(eps_high):
     f = fixture_f()
-    high, low = predictors.clip_fractions(
-        f.log_prob_RT, f.old_log_prob_RT, f.advantages_RT, f.mask_RT, eps_low=0.2, eps_high=eps_high
-    )
+    high, low = clip_fractions(f.log_prob_RT, f.old_log_prob_RT, f.advantages_RT, f.mask_RT, eps_low=0.2, eps_high=eps_high)
     close(high, 0.2)
     close(low, 0.2)
 
@@ -63,7 +70,7 @@ def test_clip_fractions(eps_high):
 def test_covariance_of_log_prob_and_its_change():
     log_prob, delta = torch.tensor([[-0.1, -1.0, -3.0]]), torch.tensor([[-0.2, 0.0, 0.3]])
     mask = torch.ones(1, 3, dtype=torch.bool)
-    close(predictors.likelihood_covariance(log_prob, delta, mask), -0.247778)
+    close(likelihood_covariance(log_prob, delta, mask), -0.247778)
 
 
 def test_early_and_late_tokens():

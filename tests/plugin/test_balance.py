@@ -9,6 +9,10 @@ pytest.importorskip("verl")
 from verl.utils import seqlen_balancing
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_entropy.hosts.install import activate
+
+activate.install()  # after the import by name above, as in a driver whose configuration is composed when verl is loaded
+
 
 class Calls(TorchDispatchMode):
     count = 0

@@ -24,9 +24,12 @@ from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
 from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS, TOTALS
+from verl_entropy.hosts.install import activate
 from verl_entropy.hosts.verl_v1 import configs, driver, engine, loss, trainer
 from verl_entropy.hosts.verl_v1.predicting import Predicting
 from verl_entropy.methods.context import LossContext
+
+activate.install()
 
 
 def jagged(*rows):
@@ -141,7 +144,7 @@ def test_what_rollout_correction_rejects_stays_in_the_denominator(monkeypatch):
     monkeypatch.setattr(advantage_side, "settle_equal_returns", lambda ctx, advantages: advantages)
     call = SimpleNamespace(run=SimpleNamespace(advance=lambda ctx: None), ride=SimpleNamespace(), info={}, metrics={})
     data = SimpleNamespace(batch={"response_mask": thin.long(), "advantages": torch.zeros(4, 25)})
-    ctx = SimpleNamespace(plan=read(), info={}, metrics={}, mask_RT=thin, turns=None)
+    ctx = SimpleNamespace(plan=read(), info={}, metrics={}, fields={}, mask_RT=thin, turns=None)
     trainer._advantages(lambda data, *_, **__: data, call, ctx, data, {"response_mask": jagged(*spans.long())}, [], (), {})
     names = ("verl_entropy_loss_mask", "verl_entropy_response_mask")
     loss_mask, response_mask = (call.ride.write[name].to_padded_tensor(0)[:, :25] for name in names)

@@ -118,7 +118,7 @@ def test_a_failed_piece_stops_a_run_that_has_chosen_something_whichever_comes_fi
 
 
 def test_a_failed_piece_stops_a_worker_whose_driver_has_chosen_something(module_name, monkeypatch):
-    monkeypatch.setenv(hooks.CHOSEN, "1")
+    monkeypatch.setenv(hooks.CHOSEN, "methods")
     hooks.after_import(module_name, _raise)
     with pytest.raises(hooks.HookError, match="gone"):
         importlib.import_module(module_name)
@@ -133,3 +133,31 @@ def test_a_module_whose_import_fails_is_still_waited_for(module_name, tmp_path):
     (tmp_path / f"{module_name}.py").write_text(good)
     importlib.invalidate_caches()
     assert [importlib.import_module(module_name)] == seen
+
+
+def test_what_others_imported_by_name_is_replaced_there_too(module_name, tmp_path):
+    (tmp_path / f"{module_name}_user.py").write_text(
+        f"from {module_name} import step\nfrom {module_name} import Trainer as step_of\n"
+    )
+    module, user = importlib.import_module(module_name), importlib.import_module(f"{module_name}_user")
+    before, kept = module.step, user.step_of
+
+    def new():
+        return 2
+
+    def breaks(m):
+        m.step = new
+        raise KeyError("gone")
+
+    try:
+        hooks.after_import(module_name, breaks, ("step",))
+        assert module.step is before is user.step  # undone, and never handed on
+        hooks.after_import(module_name, lambda m: setattr(m, "step", new))
+        assert module.step is new and user.step is before  # others only hold what is named
+        module.step = before
+        hooks.after_import(module_name, lambda m: setattr(m, "step", new), ("step",))
+        assert module.step is new is user.step and user.step_of is kept
+        hooks.after_import(module_name, lambda m: None, ("stride",))
+        assert "stride" in hooks.FAILED[module_name]  # a name that verl no longer has
+    finally:
+        sys.modules.pop(f"{module_name}_user")

@@ -13,7 +13,7 @@ from verl_entropy.hosts.install import activate, compat, hooks
 
 def run(code, **env):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=600, check=False
     )
 
 
@@ -25,34 +25,39 @@ def test_importing_the_plugin_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_import_verl_does_not_pull_in_the_trainer():
+@pytest.mark.parametrize(("told", "installed"), [("", "set()"), ("methods", "{'methods'}")])
+def test_import_verl_does_not_pull_in_the_trainer(told, installed):
     pytest.importorskip("verl")
     code = (
         "import sys, verl; from verl_entropy.hosts.install import activate; "
         "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_v1.eng'))])"
     )
-    out = run(code)
-    assert out.stdout.strip() == "True []", out.stdout + out.stderr[-2000:]
+    out = run(code, VERL_ENTROPY_CHOSEN=told)
+    assert out.stdout.strip() == f"{installed} []", out.stdout + out.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_a_failure_is_printed_although_verl_swallows_it():
+def test_a_failure_stops_a_process_of_a_run_that_has_chosen_something_although_verl_swallows_it():
     pytest.importorskip("verl")
     code = (
-        "from verl_entropy.hosts.install import compat\ndef boom(): raise OSError('disk on fire')\n"
-        "compat.unsupported_reason = boom\nimport verl"
+        "from verl_entropy.hosts.install import compat\ndef boom(read): raise OSError('disk on fire')\n"
+        "compat.unsupported_reason = boom\nimport verl\nprint('verl is there')"
     )
-    out = run(code)
-    assert out.returncode == 0  # verl goes on
+    out = run(code, VERL_ENTROPY_CHOSEN="methods")
+    assert out.returncode == 1 and not out.stdout
     assert "the plugin failed to load: OSError: disk on fire" in out.stderr
-    assert "Fix:" in out.stderr
+    assert "VERL_ENTROPY_CHOSEN=methods asks for verl-entropy" in out.stderr and "Fix:" in out.stderr
+    out = run(code)  # nothing chosen: verl goes on, and nobody is told
+    assert out.returncode == 0 and out.stdout == "verl is there\n" and "verl-entropy" not in out.stderr
+    out = run("import verl", VERL_ENTROPY_CHOSEN="methods,magic")
+    assert out.returncode == 1 and "VERL_ENTROPY_CHOSEN=magic: no such group. Allowed: methods" in out.stderr
 
 
 def test_another_version_is_left_as_it_is_and_the_missing_symbol_named(monkeypatch, capsys):
     pytest.importorskip("verl")
     monkeypatch.setattr(compat, "verl_version", lambda: "0.10.0")
     monkeypatch.setitem(compat.SYMBOLS, "verl.utils.config", {"validate_everything": ("config",)})
-    monkeypatch.setattr(activate, "INSTALLED", False)
+    monkeypatch.setattr(activate, "INSTALLED", set())
     assert activate.install() is False
     said = capsys.readouterr().err
     assert "verl.utils.config.validate_everything" in said and "left as it is" in said
@@ -71,10 +76,13 @@ def test_a_missing_parameter_is_named(monkeypatch):
 
 def test_install_twice_changes_nothing(monkeypatch):
     pytest.importorskip("verl")
-    import verl
     import verl.utils.config
 
+    assert activate.install() is True
     before = verl.utils.config.validate_config
+    assert before.__wrapped__ is not None and verl.utils.validate_config is before  # imported there by name
+    assert activate.install() is True and activate.install(["methods"]) is True
+    monkeypatch.setattr(activate, "INSTALLED", set())
     assert activate.install() is True
     assert verl.utils.config.validate_config is before
 
@@ -126,5 +134,5 @@ def test_every_piece_that_waits_for_a_module_is_there():
     pytest.importorskip("verl")
     from verl_entropy.hosts.verl_v1 import wiring
 
-    for names in wiring.PIECES.values():
-        assert names and all(callable(wiring.piece(name)) for name in names)
+    assert all(callable(piece.load()) and set(piece.groups) <= set(activate.GROUPS) for piece in wiring.PIECES)
+    assert set().union(*(piece.groups for piece in wiring.PIECES)) == set(activate.GROUPS)

@@ -120,7 +120,9 @@ def test_a_column_is_taken_apart_once_and_the_same_is_stored(make, times):
 def test_every_put_of_the_queue_goes_through_it():
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
 
-    import verl_entropy.plugin  # noqa: F401
+    from verl_entropy.hosts.install import activate
+
+    activate.install()
 
     column, seen = nested(), []
 

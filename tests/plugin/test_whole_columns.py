@@ -45,8 +45,10 @@ def rows(column) -> list:
 def test_a_marked_batch_is_cut_as_verl_cuts_it(index):
     from verl.utils import tensordict_utils as tu
 
-    import verl_entropy.plugin  # noqa: F401
+    from verl_entropy.hosts.install import activate
     from verl_entropy.upstream.rows import MARK
+
+    activate.install()
 
     ours, theirs = (tu.index_select_tensor_dict(batch(marked), index) for marked in (True, False))
     assert set(ours.keys()) == {*theirs.keys(), MARK} and ours.batch_size == theirs.batch_size

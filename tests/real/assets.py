@@ -7,25 +7,17 @@ WORDS = (
     "goal : . task now can last step red green blue left right you are in want , 1 2 3 -> go "
     "<think> </think> <action> </action> user assistant system"
 )
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' + m['content'] + ' <|im_end|> ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
-)
 
 
 def make(folder: Path) -> Path:
     import pandas as pd
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from verl_entropy.quickstart.build import word_level
 
     words = ["<pad>", "<unk>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", *WORDS.split()]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="<|im_end|>", bos_token="<bos>"
-    )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = word_level(words, pad_token="<pad>", eos_token="<|im_end|>", bos_token="<bos>")
     tokenizer.save_pretrained(folder / "model")
     torch.manual_seed(0)
     config = LlamaConfig(

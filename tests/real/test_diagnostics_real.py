@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from runs import Result
 
-from verl_entropy.diagnostics import live
+from verl_entropy.diagnostics import glossary, live
 from verl_entropy.diagnostics.phases import Phases, detect
 from verl_entropy.runs.runfile import RunReader
 
@@ -64,7 +64,7 @@ def sessions(runner):
 
 def test_every_metric_is_in_the_glossary(sessions):
     logged = set().union(*sessions.first.steps.values(), *sessions.second.steps.values())
-    assert [key for key in sorted(logged) if key.startswith(P) and live.find(key) is None] == []
+    assert [key for key in sorted(logged) if key.startswith(P) and glossary.find(key) is None] == []
     for key in (
         *("entropy", "success", "turn_entropy/0", "cumulative_entropy", "predictor/repo", "predictor_agreement/repo"),
         *("aem_drift/surprisal", "likelihood/wrong_log_prob_mean", "clipfrac_high", "group/zero_variance", "phase"),
@@ -96,6 +96,11 @@ def test_turns_and_trajectories_of_the_run_file(sessions):
     assert sorted(samples) == [4, 8, 12]
     told = [s for s in samples[4] if s.get("turns")]
     assert len(told) == 3 and len(samples[4]) == 16
+    first = told[0]["turns"][0]
+    assert {"prompt", "observation", "action", "reward", "advantage", "advantage_before", "entropy"} <= first.keys()
+    assert "".join(first["tokens"]) == first["text"] and told[0]["task"]
+    seen, prompt = ("".join(first[key].lower().split()) for key in ("observation", "prompt"))  # tokenizers move spaces
+    assert seen[:40] in prompt
     assert all(len(s["representation"]) == 8 for s in samples[4])
     for turn in (turn for s in told for turn in s["turns"]):
         assert turn["text"] and len(turn["tokens"]) == len(turn["entropy"]) and {"reward", "valid", "advantage"} <= turn.keys()

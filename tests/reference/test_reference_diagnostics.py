@@ -9,13 +9,11 @@ from statistics import fmean
 import pytest
 import torch
 from math_batches import random_batch
+from slow_metrics import aem_drift, mean_representation, trajectory_log_prob, windows_by_token, windows_by_turn
 from torch.testing import assert_close
 
 from verl_entropy.diagnostics import interference as lemma
-from verl_entropy.diagnostics import predictors
-from verl_entropy.diagnostics.likelihood import trajectory_log_prob
-from verl_entropy.diagnostics.representation import auc, mean_representation, representation_similarity
-from verl_entropy.diagnostics.windows import windows_by_token, windows_by_turn
+from verl_entropy.diagnostics.representation import auc, representation_similarity
 
 BATCHES = pytest.mark.parametrize(("seed", "one_row"), [(0, False), (1, False), (2, True)])
 
@@ -63,7 +61,7 @@ def test_aem_drift_and_likelihood(seed, one_row):
         "entropy_proxy": centred([float(x.mean()) for x in entropy]),
         "martingale": [-float(x.mean()) - float(h.mean()) for x, h in zip(log_prob, entropy, strict=True)],
     }
-    drift = predictors.aem_drift(b.advantages_RT, b.log_prob_RT, b.entropy_RT, turns)
+    drift = aem_drift(b.advantages_RT, b.log_prob_RT, b.entropy_RT, turns)
     for name, difference in readings.items():
         assert float(drift[name]) == pytest.approx(fmean(a * d for a, d in zip(advantage, difference, strict=True)), abs=1e-5)
 

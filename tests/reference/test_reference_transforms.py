@@ -9,9 +9,9 @@ from statistics import fmean, pstdev, stdev
 import pytest
 import torch
 from math_batches import Batch, random_batch
+from slow_metrics import clip_fractions
 from torch.testing import assert_close
 
-from verl_entropy.diagnostics.predictors import clip_fractions
 from verl_entropy.methods.common.gspo import gspo
 from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm

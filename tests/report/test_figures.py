@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic_runs import P, turns_of, write_run
 
-from verl_entropy.runs.report import figures, plot
+from verl_entropy.runs.report import build_report, figures, plot
 from verl_entropy.runs.report.projection import projected
 from verl_entropy.runs.report.runs import differing, group, load
 from verl_entropy.runs.report.success import success_rates
@@ -49,7 +49,16 @@ def test_the_series_of_success_is_found_by_verls_names(tmp_path, keys, labels):
     run = written(tmp_path / "r", {key: [0.5, 0.25] for key in keys})
     rates = success_rates(group(load([run])))
     assert [rate.series for rate in rates] == labels
-    assert all(rate.best == 0.5 and rate.converged == 0.25 and rate.best_spread is None for rate in rates)
+    assert all(rate.best == 0.5 and rate.converged is rate.best_spread is None for rate in rates)
+
+
+def test_after_convergence_needs_more_than_two_values(tmp_path):
+    key = "val-core/a/acc/mean@1"
+    short, long = (written(tmp_path / str(n), {key: [0.5, 0.25, 0.75][:n], P + "entropy": [1.0] * 3}) for n in (2, 3))
+    assert [rate.converged for rate in success_rates(group(load([short])))] == [None]
+    assert [rate.converged for rate in success_rates(group(load([long])))] == [0.75]
+    page = build_report([short], tmp_path / "out.html")
+    assert "too few values (fewer than 3)" in page.html.read_text() and "too few values" in page.render()
 
 
 @pytest.mark.parametrize(("detector", "phases"), [(None, 1), ({"rise_share": 0.1}, 2), ({"rise_share": "x"}, 1), (7, 1)])

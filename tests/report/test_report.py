@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import platform
 import re
 from html.parser import HTMLParser
 
 import pytest
 from synthetic_runs import HOSTILE, P, write_run
 
+from verl_entropy import __version__
 from verl_entropy.cli import main
 from verl_entropy.methods import registry
-from verl_entropy.runs.report import advise, build_report, diff, figures
+from verl_entropy.runs.report import advise, build_report, diff, figures, plot, trajectories
+from verl_entropy.runs.report.page import document, page_model
 from verl_entropy.runs.report.runs import ENTROPY, group, load
 from verl_entropy.runs.runfile import RunFileError, RunSettings, RunWriter
 
@@ -60,30 +65,170 @@ def test_every_panel_is_drawn(report):
     json.dumps(report.as_dict())
 
 
+def data_of(page):
+    """What the page's script reads."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(found.group(1))
+
+
+def _sha(text):
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def test_the_page_needs_nothing_from_outside(report):
-    page = Tags(report.html.read_text())
-    links = [value for name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]
-    assert len(links) > DRAWN and all(link.startswith(("data:image/png;base64,", "#")) for link in links)
-    assert set(page.tags) & {"script", "link", "iframe", "object", "form", "base"} == set()
-    assert any("default-src 'none'" in (value or "") for _, value in page.attributes)
+    source = report.html.read_text()
+    page = Tags(source)
+    assert [value for name, value in page.attributes if name in ("src", "srcset", "action", "data")] == []
+    links = [value for name, value in page.attributes if name == "href"]
+    assert links and all(link.startswith("#") for link in links)
+    assert set(page.tags) & {"link", "iframe", "object", "form", "base", "img", "svg"} == set()
+
+
+def test_the_policy_lets_only_the_pages_own_scripts_run(report):
+    """By hash: nothing inline, no eval, no connection; the data is no script."""
+    source = report.html.read_text()
+    policy = dict(p.split(" ", 1) for p in re.search(r'Content-Security-Policy" content="([^"]*)"', source).group(1).split("; "))
+    scripts = re.findall(r"<script>(.*?)</script>", source, re.DOTALL)
+    styles = re.findall(r"<style[^>]*>(.*?)</style>", source, re.DOTALL)
+    assert len(scripts) == 2 and policy["script-src"].split() == [_sha(text) for text in scripts]
+    assert policy["style-src"].split() == [_sha(text) for text in styles]
+    assert policy["default-src"] == policy["connect-src"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["img-src"] == "data: blob:" and "unsafe" not in str(policy) and "http" not in str(policy)
 
 
 def test_hostile_text_is_shown_and_does_nothing(report):
-    source = report.html.read_text()
+    source = re.sub(r"<script>.*?</script>", "", report.html.read_text(), flags=re.DOTALL)  # without the page's own
     page = Tags(source)
     assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert "svg" not in page.tags and page.tags.count("img") == DRAWN
-    text = "".join(page.text)
-    assert "<script>document.title='pwned'</script>" in text and "<U+202E>gnp.exe<U+0000><U+001B>" in text
-    assert not {"style", "srcset"} & {name for name, _ in page.attributes}
-    assert not re.search("[\x00-\x08\x0b\x1b\u202e\ud800]", source)
+    assert page.tags.count("script") == 1 and "img" not in page.tags
+    told = json.dumps(data_of(report.html), ensure_ascii=False)
+    assert "<script>document.title='pwned'</script>" in told and "<U+202E>gnp.exe<U+0000><U+001B>" in told
+    assert "<script>document" not in source and not re.search("[\x00-\x08\x0b\x1b\u202e\ud800]", source)
 
 
-def test_tokens_carry_their_entropy(report):
+def test_tokens_carry_their_values_and_spaces(report):
+    turn = data_of(report.html)["trajectories"]["items"][0]["turns"][1]
+    assert "".join(turn["tokens"]).startswith("I should look in the drawer first . <action> open drawer 1 </action> ")
+    assert len(turn["entropy"]) == len(turn["advantages"]) == len(turn["tokens"])
+    assert turn["observation"].startswith("You see drawer 1.") and turn["action"] == "open drawer 1"
+    assert (turn["advantage"], turn["advantage_before"], turn["reward"]) == (1.0, 0.5, 0.0)
+    assert turn["thought"].startswith("I look")
+
+
+def test_tokens_that_were_stored_without_spaces_get_those_of_their_text():
+    turn = {"text": "<action>go to fridge 1</action>", "tokens": ["<action>", "go", "to", "fridge", "1", "</action>"]}
+    told = trajectories._turn(0, turn, {"tokens": 99, "chars": 999})
+    assert "".join(told["tokens"]) == turn["text"] and len(told["tokens"]) == 6
+    odd = trajectories._turn(0, turn | {"text": "something else"}, {"tokens": 99, "chars": 999})
+    assert odd["tokens"] == turn["tokens"]
+
+
+def test_the_same_task_is_paired_before_and_in_an_eruption(report):
+    told = data_of(report.html)["trajectories"]
+    items = told["items"]
+    assert told["pairs"]
+    for a, b in told["pairs"]:
+        assert items[a]["task"] == items[b]["task"] and items[a]["run"] == items[b]["run"]
+        assert items[a]["phase"] != "eruption" == items[b]["phase"] and items[a]["step"] < items[b]["step"]
+
+
+def test_the_page_says_first_what_happened(runs, report, tmp_path):
     source = report.html.read_text()
-    found = re.findall(r'<span class=e(\d+) title="(\d\.\d{3}) nats">drawer </span>', source)
-    by_entropy = [int(shade) for shade, _ in sorted(found, key=lambda pair: float(pair[1]))]
-    assert len(found) > 10 and by_entropy == sorted(by_entropy) and by_entropy[0] < by_entropy[-1]
+    lead = re.search(r'<p class="lead">(.*?)</p>', source, re.DOTALL).group(1)
+    assert source.index('class="lead"') < source.index("<h2")
+    assert "eruption in 2 of 3 runs (first erupt-1, step" in lead and "methods: grpo; aem" in lead
+    steps, values = load([runs["a"]])[0].series(ENTROPY)
+    config = {"actor_rollout_ref": {"model": {"path": "models/Tiny-1B"}}, "algorithm": {"entropy": {"transforms": ["aem"]}}}
+    page = build_report([write_run(tmp_path / "one", seed=1, config=config)], tmp_path / "one.html").html.read_text()
+    lead = re.search(r'<p class="lead">(.*?)</p>', page, re.DOTALL).group(1)
+    assert (
+        f"{values.max():.3g} at step {steps[values.argmax()]}" in lead and "an eruption at step" in lead and "aem was on." in lead
+    )
+    assert "Success in training went from" in lead and len(re.findall(r"\.(?: |$)", lead)) == 3
+    title = re.search("<title>(.*?)</title>", page).group(1)
+    assert title.startswith("Entropy report: one - Tiny-1B - aem - 20") and f"verl-entropy {__version__}" in page
+    assert f"python {platform.python_version()}" in page
+
+
+def test_every_figure_has_words_and_numbers_for_who_does_not_see_it(report):
+    figures_ = data_of(report.html)["figures"]
+    assert len(figures_) == DRAWN and all(re.search(r"\d", f["alt"]) and len(f["alt"]) > 60 for f in figures_)
+    entropy = figures_[0]["alt"]
+    assert "highest" in entropy and "at step 120" in entropy and "phases of erupt-1: descent 1 to" in entropy
+
+
+def test_the_cause_of_an_eruption_is_one_figure(report, runs):
+    cause = next(f for f in data_of(report.html)["figures"] if f["name"] == "cause")
+    assert [f["title"] for f in cause["facets"]] == ["entropy", "interference", "clipped tokens", "prompt groups"]
+    assert [t["label"] for t in cause["facets"][0]["traces"]] == ["correct", "wrong"]
+    (run,) = load([runs["a"]])
+    first = next(s.first for s in run.spans if s.phase == "eruption")
+    assert cause["marks"] == [[first, "onset", 0]] and "1 more runs erupted" in cause["caption"]
+    before, during = map(float, re.search(r"entropy, wrong ([\d.]+) to ([\d.]+)", cause["caption"]).groups())
+    assert during > 2 * before
+    assert "cause" not in build_report([runs["a"]], report.html.with_name("x.html")).missing
+    assert figures.cause(group(load([runs["calm"]]))).missing == "no eruption was found"
+
+
+def test_windows_that_coincide_are_said(tmp_path):
+    values = {"entropy_early__turns": 1.0, "entropy_late__turns": 1.0}
+    for share, said in ((0.0, False), (0.75, True)):
+        run = _written(
+            tmp_path / f"{share}",
+            **{f"verl_entropy__{k}": v for k, v in values.items()},
+            verl_entropy__windows_overlap__turns=share,
+        )
+        caption = figures.early_late(group(load([run]))).caption
+        assert ("share turns in 75% of the episodes" in caption) == said
+
+
+def test_all_runs_are_drawn_or_counted(tmp_path):
+    """Forty-two runs of one setting: forty strips and lines, and a word about the rest; none vanishes silently."""
+    lines = "".join(f'{{"step":{s},"data":{{"actor/entropy":{0.5 + s % 3 / 10}}}}}\n' for s in range(1, 30))
+    paths = [tmp_path / f"grpo-{i}.jsonl" for i in range(42)]
+    for path in paths:
+        path.write_text(lines)
+    few, many = (figures.entropy(group(load(p))) for p in (paths[:20], paths))
+    assert len(few.chart.strips) == 20 and "not drawn" not in few.caption and few.png
+    assert len(many.chart.strips) == 40 and "Strips of 2 more runs are not drawn" in many.caption
+    assert "2 more runs are in the means" in many.caption
+
+
+def test_equal_names_are_told_apart_by_their_seeds(tmp_path):
+    runs = [write_run(tmp_path / str(i) / "grpo", steps=5, seed=i, full=False) for i in (7, 11)]
+    assert [run.name for run in load(runs)] == ["grpo (seed 7)", "grpo (seed 11)"]
+    assert [g.label for g in group(load(runs))] == ["grpo (mean of 2; seeds 7, 11)"]
+
+
+def test_a_long_label_keeps_its_seed():
+    for limit in (16, 32):
+        label = plot.plain("a_setting_with_a_very_long_name_as_sweeps_have_them-seed13", limit)
+        assert len(label) == limit and label.startswith("a_s") and label.endswith("-seed13")
+
+
+@pytest.mark.slow
+def test_twenty_runs_stay_below_five_megabytes(tmp_path):
+    """With all figures and trajectories, in the settings of a study: five settings of four seeds, 300 steps each."""
+    runs = [
+        write_run(tmp_path / f"r{i}", steps=300, seed=i, config={"trainer": {"seed": i % 4}, "lr": i // 4}, texts=("word ",) * 40)
+        for i in range(20)
+    ]
+    groups = group(load(runs))
+    model = page_model(groups, [draw(groups) for draw in figures.PANELS], [], [])
+    assert len(model["runs"]) == 20 and len(model["figures"]) == DRAWN
+    assert 2e6 < len(document(model)) < 5e6
+    assert "of 6 stored" not in model["trajectories"]["note"] and "are on this page" in model["trajectories"]["note"]
+
+
+def test_an_unwritable_page_is_said_before_the_drawing(runs, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.html").mkdir()
+    monkeypatch.setattr(figures, "PANELS", (lambda groups: pytest.fail("drawn"),))
+    for out in (tmp_path / "file" / "x.html", tmp_path / "folder.html"):
+        with pytest.raises(RunFileError, match=re.escape(f"--out {out}: cannot be written")):
+            build_report([runs["a"]], out)
+    assert main(["report", str(tmp_path / "gone"), "--out", str(tmp_path / "file" / "x.html")]) == 2
+    assert not list(tmp_path.glob("**/.*"))
 
 
 def test_seeds_of_one_setting_are_averaged(runs):
@@ -102,12 +247,12 @@ def _bare(path):
 
 
 NAMES = [
-    (["grpo-0", "grpo-1", "grpo-12"], "grpo (mean of 3)"),
-    (["grpo_seed3", "grpo_seed14"], "grpo (mean of 2)"),
-    (["grpo.run2", "grpo.run3"], "grpo (mean of 2)"),
-    (["grpo_s1", "grpo-s_2"], "grpo (mean of 2)"),
-    (["grpo_lr1e-5-0", "grpo_lr1e-5-1"], "grpo_lr1e-5 (mean of 2)"),
-    (["alpha0.02_seed0", "alpha0.02_seed1"], "alpha0.02 (mean of 2)"),
+    (["grpo-0", "grpo-1", "grpo-12"], "grpo (mean of 3; seeds 0, 1, 12)"),
+    (["grpo_seed3", "grpo_seed14"], "grpo (mean of 2; seeds 3, 14)"),
+    (["grpo.run2", "grpo.run3"], "grpo (mean of 2; seeds 2, 3)"),
+    (["grpo_s1", "grpo-s_2"], "grpo (mean of 2; seeds 1, 2)"),
+    (["grpo_lr1e-5-0", "grpo_lr1e-5-1"], "grpo_lr1e-5 (mean of 2; seeds 0, 1)"),
+    (["alpha0.02_seed0", "alpha0.02_seed1"], "alpha0.02 (mean of 2; seeds 0, 1)"),
     (["grpo_lr1e-5", "grpo_lr1e-6"], None),
     (["lr_5E-05", "lr_5E-06"], None),
     (["alpha0.02", "alpha0.05"], None),
@@ -183,7 +328,7 @@ def test_a_long_run_stays_small(tmp_path):
     lines = (f'{{"step":{s},"data":{{"actor/entropy":{0.5 + s % 7 / 100},"critic/score/mean":0.5}}}}' for s in range(100_000))
     (tmp_path / "long.jsonl").write_text("\n".join(lines) + "\n")
     page = build_report([tmp_path / "long.jsonl"], tmp_path / "long.html").html
-    assert page.stat().st_size < 3e5 and "mean of up to 112 neighbouring steps" in page.read_text()
+    assert page.stat().st_size < 2e6 and "mean of up to 112 neighbouring steps" in page.read_text()
 
 
 def test_what_is_printed_fits_a_terminal_and_commands_it_nothing(tmp_path):
@@ -355,7 +500,8 @@ def test_the_page_advises_each_run_by_what_it_has(tmp_path):
     fall, has = SYMPTOMS["invalid"][0], nested({"data.env.invalid_action_penalty": 0.1})
     runs = [_written(tmp_path / "has", config=has, **fall), _written(tmp_path / "lacks", **fall)]
     source = build_report(runs, tmp_path / "out.html").html.read_text()
-    assert source.count("many turns are invalid") == 2 and source.count("<br>Try ") == 1
+    head = data_of(tmp_path / "out.html")["head"]
+    assert head in source and head.count("many turns are invalid") == 2 and head.count("<br>Try ") == 1
 
 
 def test_advice_tells_what_could_not_be_read(tmp_path, capsys):

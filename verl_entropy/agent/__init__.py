@@ -6,12 +6,14 @@ Everything here is free of verl except the modules that :func:`register` imports
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from verl_entropy.agent.environment import TextEnvironment
 from verl_entropy.agent.settings import AgentSettings
 
 __all__ = ["AgentSettings", "TextEnvironment", "register"]
 
 
-def register() -> None:
+def register(_: ModuleType | None = None) -> None:
     """Register both agent loops, once ``verl.experimental.agent_loop.agent_loop`` is imported."""
     from verl_entropy.agent import multispan, stepwise  # noqa: F401  importing them registers their loops

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 LOGGED_ACTION_CHARS = 200
 """Characters of an action that travel with its row: readable, and small in thousands of rows."""
+LOGGED_OBSERVATION_CHARS, LOGGED_TASK_CHARS = 2000, 500
+"""The same of an observation and of a task; a run file's trajectories show them."""
 
 
 class SessionFailed(RuntimeError):
@@ -59,6 +61,7 @@ class TurnRecord:
     action: str
     cut: bool = False
     prompt_cut: bool = False
+    observation: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict of plain values."""
@@ -74,6 +77,7 @@ class Episode:
     """Time that the environment took, per turn."""
     success: bool = False
     task_type: str = ""
+    task: str = ""
     ended: str = ""
     """terminated, truncated (by the environment), max_turns, no_room (no tokens left for another turn) or cut (a chat whose last
     answer was cut cannot go on)."""
@@ -162,7 +166,7 @@ class EpisodeRunner(Generic[P]):
     async def _play(self, lease: EnvLease, policy: P, seed: int, options: dict[str, Any], task: str) -> Episode:
         seen = await lease.reset(seed, options or None)
         task = str(seen.info.get("task") or task)
-        episode, history = Episode(task_type=str(seen.info.get("task_type") or "")), []
+        episode, history = Episode(task_type=str(seen.info.get("task_type") or ""), task=task[:LOGGED_TASK_CHARS]), []
         while not episode.ended:
             step = len(episode.turns) + 1
             said = await policy.act(TurnState(task, seen.observation, seen.admissible, tuple(history), step))
@@ -226,6 +230,7 @@ class EpisodeRunner(Generic[P]):
             action=action[:LOGGED_ACTION_CHARS],
             cut=said.cut,
             prompt_cut=said.prompt_cut,
+            observation=seen.observation[:LOGGED_OBSERVATION_CHARS],
         )
 
     def _ending(self, result: StepResult, step: int) -> str:

@@ -40,11 +40,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_entropy import envs
 from verl_entropy.agent.cut import tokens_cut
-from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
-from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, shared_pool
+from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, pool_of, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
@@ -95,18 +93,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         self.settings = s = _settings(pickle.dumps(sections))
         self.prompt_length: int = self.rollout_config.prompt_length
         self.response_length: int = self.rollout_config.response_length
-        self.prompts = _prompt_builder(
-            s.history_length,
-            s.show_admissible,
-            s.prompt_template,
-            s.action_format,
-            think_tag=s.think_tag,
-            action_tag=s.action_tag,
-            action_tags=tuple(s.action_tags),
-            require_think=s.require_think,
-            system_prompt=s.system_prompt,
-            overlong=s.overlong_prompt,
-        )
+        self.prompts = _prompt_builder(**s.prompts)
         special, tags = set(self.tokenizer.all_special_tokens), answer_tags(s)
         self._skip_special_tokens = not special & tags
         self._end_texts = () if self._skip_special_tokens else end_texts(self.tokenizer, s)
@@ -199,6 +186,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         return {
             "success": episode.success,
             "task_type": episode.task_type,
+            "task": episode.task,
             "env_error": episode.env_error,
             "ended": episode.ended,
             "reward_extra_info": {
@@ -222,17 +210,9 @@ class TextEnvAgentLoop(AgentLoopBase):
 
         def make() -> EnvPool:
             try:
-                num_envs, isolation = how_to_run(envs.resolve(s.name), s.num_envs, s.isolation)
+                return pool_of(s)
             except ValueError as error:
                 raise PoolBroken(f"{PATH}.name: {error}") from error
-            return EnvPool(
-                functools.partial(envs.make, s.name, **s.kwargs),
-                num_envs=num_envs,
-                isolation=isolation,
-                step_timeout_s=s.step_timeout_s,
-                reset_timeout_s=s.reset_timeout_s,
-                max_env_failures=s.max_env_failures,
-            )
 
         return shared_pool(s.pool_key, make)
 

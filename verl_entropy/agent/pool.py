@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -27,7 +28,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from verl_entropy.agent.environment import StepResult, TextEnvironment, read_reset, read_step
+from verl_entropy import envs
+from verl_entropy.agent.environment import StepResult, TextEnvironment, how_to_run, read_reset, read_step
+from verl_entropy.agent.settings import AgentSettings
 
 logger = logging.getLogger(__name__)
 
@@ -457,6 +460,12 @@ class EnvLease:
 
 _pools: weakref.WeakSet[EnvPool] = weakref.WeakSet()
 _shared: dict[asyncio.AbstractEventLoop, dict[str, EnvPool]] = {}
+
+
+def pool_of(s: AgentSettings) -> EnvPool:
+    """A pool of the environment of these settings; ValueError where there is none of that name."""
+    num_envs, isolation = how_to_run(envs.resolve(s.name), s.num_envs, s.isolation)
+    return EnvPool(functools.partial(envs.make, s.name, **s.kwargs), num_envs=num_envs, isolation=isolation, **s.limits)
 
 
 def shared_pool(key: str, make: Callable[[], EnvPool]) -> EnvPool:

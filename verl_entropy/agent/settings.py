@@ -179,15 +179,19 @@ class AgentSettings:
         return parse(cls, merged, PATH)
 
     @property
+    def prompts(self) -> dict[str, Any]:
+        """Arguments of ``PromptBuilder``."""
+        same = ("history_length", "show_admissible", "action_format", "think_tag", "action_tag", "require_think", "system_prompt")
+        own = {"template": self.prompt_template, "action_tags": tuple(self.action_tags), "overlong": self.overlong_prompt}
+        return {**{key: getattr(self, key) for key in same}, **own}
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Arguments of ``EnvPool`` that bound time and failures."""
+        return {key: getattr(self, key) for key in ("step_timeout_s", "reset_timeout_s", "max_env_failures")}
+
+    @property
     def pool_key(self) -> str:
         """Equal for settings that can share open environments."""
-        keys = (
-            "name",
-            "kwargs",
-            "num_envs",
-            "isolation",
-            "step_timeout_s",
-            "reset_timeout_s",
-            "max_env_failures",
-        )
-        return json.dumps({key: getattr(self, key) for key in keys}, sort_keys=True, default=repr)
+        shared = {"name": self.name, "kwargs": self.kwargs, "num_envs": self.num_envs, "isolation": self.isolation}
+        return json.dumps({**shared, **self.limits}, sort_keys=True, default=repr)

@@ -23,8 +23,10 @@ BLOCK = 4096
 """Logits of a row that a program holds at a time."""
 
 
-@triton.jit
-def _forward(logits, labels, temperature, log_probs, entropy, lse_out, stride, vocab, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator] # triton's package has no annotations that mypy may read
+def _forward(  # type: ignore[no-untyped-def] # triton reads annotations as types of its own
+    logits, labels, temperature, log_probs, entropy, lse_out, stride, vocab, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     scale = 1.0 / tl.load(temperature + row)
@@ -52,8 +54,10 @@ def _forward(logits, labels, temperature, log_probs, entropy, lse_out, stride, v
     tl.store(entropy + row, tl.where(banned, 0.0, tl.log(s) - t / s))
 
 
-@triton.jit
-def _backward(logits, labels, temperature, lse_in, entropy, g_log_probs, g_entropy, grad, stride, vocab, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator] # triton's package has no annotations that mypy may read
+def _backward(  # type: ignore[no-untyped-def] # triton reads annotations as types of its own
+    logits, labels, temperature, lse_in, entropy, g_log_probs, g_entropy, grad, stride, vocab, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < vocab

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -98,10 +99,14 @@ def _kernels_apply(logits: Tensor) -> bool:
     return importlib.util.find_spec("triton") is not None  # comes with torch's CUDA builds
 
 
+Gradients: TypeAlias = tuple[Tensor | None, None, None, None, None]
+"""Of the logits; labels, temperature and the two settings get none."""
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         logits_NV: Tensor,
         labels_N: Tensor,
         temperature: float | Tensor | None,
@@ -120,7 +125,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g_log_probs_N: Tensor | None, g_entropy_N: Tensor | None):
+    def backward(ctx: Any, g_log_probs_N: Tensor | None, g_entropy_N: Tensor | None) -> Gradients:
         from verl_entropy.batch import kernels
 
         if g_log_probs_N is None and g_entropy_N is None:
@@ -133,7 +138,7 @@ class _Fused(torch.autograd.Function):
 class _LogProbsAndEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         logits_NV: Tensor,
         labels_N: Tensor,
         temperature: float | Tensor | None,
@@ -153,7 +158,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
                 banned = lse == -torch.inf  # every logit is -inf: no distribution
                 lse_N[chunk] = lse
                 log_probs_N[chunk] = torch.where(banned, lse, label_logit - lse)
-                if with_entropy:
+                if entropy_N is not None:
                     entropy_N[chunk] = torch.where(banned, 0.0, entropy_of(z, lse))
         is_tensor = isinstance(temperature, Tensor)
         ctx.save_for_backward(logits_NV, labels_N, lse_N, temperature if is_tensor else None)
@@ -163,7 +168,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g_log_probs_N: Tensor | None, g_entropy_N: Tensor | None):
+    def backward(ctx: Any, g_log_probs_N: Tensor | None, g_entropy_N: Tensor | None) -> Gradients:
         logits_NV, labels_N, lse_N, temperature = ctx.saved_tensors
         temperature = ctx.temperature if temperature is None else temperature
         if g_log_probs_N is None and g_entropy_N is None:
@@ -175,7 +180,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
                 lse = lse_N[chunk, None]
                 log_p = z - lse.masked_fill(lse == -torch.inf, 0.0)
                 p = log_p.exp()
-                grad = None
+                grad: Tensor | None = None
                 if g_entropy_N is not None:
                     # H from this p, not the forward's: their rounding errors cancel in log p + H
                     grad = log_p.mul_(p).masked_fill_(p == 0, 0.0)
@@ -184,6 +189,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
                     g = g_log_probs_N[chunk, None]
                     from_label = p.mul_(-g).scatter_add_(-1, labels_N[chunk, None], g)
                     grad = from_label if grad is None else from_label.add_(grad)
+                assert grad is not None  # one of the two has a gradient
                 grad_NV[chunk] = grad if temperature is None else grad.div_(_rows_of(temperature, chunk))
         return grad_NV, None, None, None, None
 
@@ -297,8 +303,8 @@ def aggregate(
     mask_RT: Tensor,
     mode: str,
     *,
-    num_tokens: int | Tensor | None,
-    num_rows: int | Tensor | None,
+    num_tokens: float | Tensor | None,
+    num_rows: float | Tensor | None,
     dp_size: int = 1,
     weight: Tensor | None = None,
     weight_sum: float | Tensor | None = None,
@@ -348,7 +354,7 @@ def aggregate(
     return total / _scale(scale_factor) if mode == "seq-mean-token-sum-norm" else total
 
 
-def _count(count: int | Tensor | None, name: str, mode: str) -> int | Tensor:
+def _count(count: float | Tensor | None, name: str, mode: str) -> float | Tensor:
     if count is None:
         raise ValueError(f"mode={mode!r} needs {name}: the count of the global mini-batch, all micro-batches and ranks.")
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

@@ -232,13 +232,13 @@ def build_turns(
         success_R=success_R,
         spans_mask_RT=spans_mask_RT,
     )
-    padding_R = torch.as_tensor(padding_R, device=device).bool()
-    mask_RT = mask_RT.bool() & ~padding_R[:, None]
-    span_RT = mask_RT if spans_mask_RT is None else spans_mask_RT.bool() & ~padding_R[:, None]
+    filler_R = torch.as_tensor(padding_R, device=device).bool()
+    mask_RT = mask_RT.bool() & ~filler_R[:, None]
+    span_RT = mask_RT if spans_mask_RT is None else spans_mask_RT.bool() & ~filler_R[:, None]
     if spans_mask_RT is not None and bool((mask_RT & ~span_RT).any()):
         raise ValueError("spans_mask_RT leaves out tokens of mask_RT; pass the response mask before any token was removed.")
 
-    sessions = _sort_rows(group_R, trajectory_R, position_R, padding_R.tolist())
+    sessions = _sort_rows(group_R, trajectory_R, position_R, filler_R.tolist())
     row_K, trajectory_K, index_K, turn_RT = _sort_turns(span_RT, sessions)
     last_row_J = torch.as_tensor(sessions.last_row_J, device=device)
     score_J = torch.as_tensor(score_R, device=device).float()[last_row_J]
@@ -257,7 +257,7 @@ def build_turns(
         group_J=torch.as_tensor(sessions.group_J, dtype=torch.long, device=device),
         score_J=score_J,
         success_J=success_J,
-        **_fields(turn_fields, row_K.tolist(), padding_R.tolist(), device),
+        **_fields(turn_fields, row_K.tolist(), filler_R.tolist(), device),
     )
 
 

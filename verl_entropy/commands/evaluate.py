@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_entropy.commands.data import DEFAULTS, read_settings
     from verl_entropy.data import source
     from verl_entropy.evaluate.summary import summarise, table
-    from verl_entropy.runs.runfile import write_atomic
+    from verl_entropy.files import write_atomic
 
     _check(args)
     found = read_settings(args.env, args.overrides, args.recipe, args.recipes)

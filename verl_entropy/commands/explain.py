@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib.util
 import json
 import re
@@ -18,6 +17,7 @@ from typing import Any
 from verl_entropy.commands.output import WIDTH, fill, json_option, labelled, print_json
 from verl_entropy.config import presets
 from verl_entropy.config import settings as config
+from verl_entropy.config.spelling import did_you_mean
 from verl_entropy.methods import registry
 from verl_entropy.methods.method import NEEDS, Method
 
@@ -83,9 +83,7 @@ def _sets(name: str) -> str:
 
 def _unknown(name: str) -> str:
     known = sorted({m.name for m in registry.methods()} | set(presets.preset_names()))
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"no algorithm or preset {name!r}.{hint} Known: {', '.join(known)}."
+    return f"no method or preset {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
 
 
 def describe(a: Method) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import argparse
 from dataclasses import asdict
 
 from verl_entropy.commands.output import json_option, labelled, markdown_table, print_json
+from verl_entropy.diagnostics import glossary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,10 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_entropy.diagnostics import live
-
-    entries = sorted(live.GLOSSARY, key=lambda e: e.key)
-    logged = live.find(args.word) if args.word else None  # turn_entropy/3 is an instance of turn_entropy/<k>
+    entries = sorted(glossary.GLOSSARY, key=lambda e: e.key)
+    logged = glossary.find(args.word) if args.word else None  # turn_entropy/3 is an instance of turn_entropy/<k>
     entries = [e for e in entries if e is logged or args.word.lower() in f"{e.key} {e.formula}".lower()]
     if not entries:
         raise ValueError(f"no metric with {args.word!r} in its key or formula. `verl-entropy glossary` prints all.")

@@ -50,7 +50,7 @@ def _render(kinds: list[str]) -> str:
     for kind in kinds:
         lines.append(TITLES[kind])
         for m in registry.methods(kind):
-            origin = "" if m.origin == "verl_entropy" else f", from {m.origin}"
+            origin = "" if m.origin == "verl-entropy" else f", from {m.origin}"
             lines += [labelled(m.name, f"{m.summary} [{m.source}{origin}]", column=19), labelled("", m.key, column=19)]
         lines.append("")
     lines.append("presets (a paper's settings; several: +entropy=[gigpo,aem,seal])")

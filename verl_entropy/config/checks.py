@@ -12,6 +12,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
+from verl_entropy.methods.method import Transform
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
@@ -37,9 +38,10 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
+    # Where tokens are dropped, the engine gives the actor a mask of its own.
     drops = plan.entropy.equal_returns == "drop" or any(
-        c.method.drops for c in plan.transforms
-    )  # the engine gives the actor a mask of its own
+        isinstance(m, Transform) and m.drops for m in (c.method for c in plan.choices)
+    )
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from verl_entropy.config import presets, reading
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.config.spelling import did_you_mean
 
 CONFIG = "ppo_trainer"
 _KEY = re.compile(r"[A-Za-z_][\w.@/-]*")
@@ -64,9 +65,9 @@ def _check_presets(names: Sequence[str]) -> None:
     known = presets.preset_names()
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{name!r}: no such preset.{hint} Known: {', '.join(known)}. An override has the form key=value.")
+            raise ConfigError(
+                f"{name!r}: no such preset.{did_you_mean(name, known)} Known: {', '.join(known)}. An override has the form key=value."
+            )
 
 
 _GROUP = re.compile(r"\+{0,2}entropy=\[?([\w, ]+)\]?")
@@ -78,9 +79,7 @@ def check_group(word: str) -> None:
     known = presets.preset_names()
     for name in filter(None, map(str.strip, found.group(1).split(","))) if found else ():
         if name not in known and name != "null":
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{word}: no preset entropy/{name}.{hint} Known: {', '.join(known)}.")
+            raise ConfigError(f"{word}: no preset entropy/{name}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
 def _grammar(overrides: Sequence[str]) -> str | None:
@@ -119,7 +118,7 @@ def _read_recipe(path: str) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{path}: no such file. Give the path of a recipe's YAML.")
     try:
-        found = OmegaConf.to_container(OmegaConf.load(file))
+        found: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: not YAML ({_short(error)}). Mend the file.") from None
     if not isinstance(found, dict) or not found or not all(_KEY.fullmatch(str(key)) for key in found):
@@ -217,7 +216,8 @@ def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequenc
             raise ConfigError(_grammar(chosen.overrides) or f"{_short(error)}{_hint(str(error))}") from None
     # Interpolations stay as they are: a wrong value is named at the key that was set, not at its copies.
     if name == CONFIG:  # the SFT trainer takes words where its defaults are numbers (save_freq=after_each_epoch)
-        _check_types(OmegaConf.to_container(config), _defaults(), "")
+        values: Any = OmegaConf.to_container(config)
+        _check_types(values, _defaults(), "")
     return config
 
 
@@ -287,7 +287,8 @@ def _defaults() -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     with initialize_config_dir(str(verl_folder()), version_base=None):
-        return OmegaConf.to_container(hydra_compose(CONFIG))
+        usual: Any = OmegaConf.to_container(hydra_compose(CONFIG))
+    return usual
 
 
 def _keys(node: dict[str, Any] | None = None, prefix: str = "") -> list[str]:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -38,8 +38,16 @@ def summary(name: str) -> str:
     return " ".join(heading)
 
 
-def ensure_search_path(_: ModuleType | None = None) -> None:
+def make_findable() -> None:
+    """In a checkout (``pip install -e``) Hydra's plugins lie in a folder that is on nobody's path: put it there. A wheel has none."""
+    folder = Path(__file__).parents[1] / "_hydra"
+    if folder.is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def ensure_search_path() -> None:
     """Register our SearchPathPlugin unless Hydra's own discovery found it."""
+    make_findable()
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
     from hydra_plugins.verl_entropy_searchpath import VerlEntropySearchPath

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -91,9 +92,9 @@ def _check_bounds(value: Any, meta: Mapping[str, Any], path: str) -> None:
         raise ConfigError(f"{path}={value!r}: allowed are {', '.join(map(str, meta['choices']))}.")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    rules = (("ge", ">=", value.__ge__), ("gt", ">", value.__gt__), ("le", "<=", value.__le__), ("lt", "<", value.__lt__))
+    rules = (("ge", ">=", operator.ge), ("gt", ">", operator.gt), ("le", "<=", operator.le), ("lt", "<", operator.lt))
     allowed = [f"{sign} {meta[name]}" for name, sign, _ in rules if meta.get(name) is not None]
-    if not all(test(type(value)(meta[name])) for name, _, test in rules if meta.get(name) is not None):
+    if not all(test(value, type(value)(meta[name])) for name, _, test in rules if meta.get(name) is not None):
         raise ConfigError(f"{path}={value}: must be {' and '.join(allowed)}.")
 
 

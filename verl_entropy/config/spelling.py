@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,14 +21,20 @@ SIMILAR = 0.8
 """Share of letters in common above which an unknown key is taken for a slip."""
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` with the nearest of ``known``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
 def check_spelling(config: DictConfig) -> None:
     """Hydra takes ``+entropi=aem`` or ``+algorithm.entrop.transforms=[aem]`` for new keys, and the run would be without the method."""
     for section, names in OUR_KEYS.items():
         node = OmegaConf.select(config, section) if section else config
-        for key in node.keys() if isinstance(node, DictConfig) else ():
-            meant = difflib.get_close_matches(str(key), names, n=1, cutoff=SIMILAR)
+        for key in map(str, node) if isinstance(node, DictConfig) else ():
+            meant = difflib.get_close_matches(key, names, n=1, cutoff=SIMILAR)
             if meant and key not in names:
-                path = f"{section}.{key}" if section else str(key)
+                path = f"{section}.{key}" if section else key
                 raise ConfigError(
-                    f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(str(key))}{meant[0]}, or take it out."
+                    f"{path}: no key of verl or verl-entropy. Write {path.removesuffix(key)}{meant[0]}, or take it out."
                 )

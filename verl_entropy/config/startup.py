@@ -7,16 +7,16 @@ Works on plain mappings; imports neither torch nor verl. A key that is absent or
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
+from verl_entropy.config.spelling import did_you_mean
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 
 ARR = "actor_rollout_ref"
@@ -174,7 +174,8 @@ def _positions(model: Any) -> tuple[int | None, bool]:
     except (OSError, ValueError):
         return None, False
     content = content if isinstance(content, dict) else {}
-    text = content.get("text_config") if isinstance(content.get("text_config"), dict) else content
+    text = content.get("text_config")
+    text = text if isinstance(text, dict) else content
     found = text.get("max_position_embeddings")
     return (found if isinstance(found, int) and not isinstance(found, bool) else None), bool(text.get("rope_scaling"))
 
@@ -258,6 +259,8 @@ def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
 
 def _weak_corridor(plan: Plan) -> Iterator[str]:
     """EPO whose penalty is weaker than its bonus, so that it raises entropy above the corridor too."""
+    if plan.regularizer is None:
+        return
     s, path = plan.regularizer.settings, plan.regularizer.method.path
     betas = {"paper": (s.beta_start, 1.0, s.beta_end), "released": (1.0, 0.04), "constant": (s.beta_start,), "off": (0.0,)}[
         s.weight
@@ -273,9 +276,3 @@ def _weak_corridor(plan: Plan) -> Iterator[str]:
             f"{path}.smooth_coeff={s.smooth_coeff:g}: beta x smooth_coeff is below 1, so above the corridor the term still raises entropy, with "
             f"{share} of its pull inside. For a corridor that holds choose +entropy=epo_corridor (smooth_coeff=2, kappa_high=1.1)."
         )
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean X?`` with the nearest of ``known``, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""

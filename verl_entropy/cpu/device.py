@@ -28,18 +28,6 @@ def get_device_name(device: Any = None) -> str:
     return "CPU"
 
 
-def device_count() -> int:
-    return 1
-
-
-def set_device(device: Any) -> None:
-    pass
-
-
-def synchronize(device: Any = None) -> None:
-    pass
-
-
 def empty_cache() -> None:
     pass
 

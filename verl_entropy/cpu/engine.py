@@ -13,23 +13,11 @@ What differs from an accelerator, all of it in ``CpuFSDPMixin``:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
+from verl_entropy.hosts.install.rebound import rebound
+
 BACKENDS = ["fsdp", "fsdp2"]
-
-
-@contextlib.contextmanager
-def _rebound(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Module globals replaced for the duration of a call."""
-    before = {name: getattr(module, name) for name in names}
-    vars(module).update(names)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
 
 
 def broadcast_module(module, src: int = 0) -> None:
@@ -78,14 +66,14 @@ class CpuFSDPMixin:
     def _build_module(self):
         import verl.utils.model
 
-        with _rebound(verl.utils.model, load_valuehead_model=load_value_model):
+        with rebound(verl.utils.model, load_valuehead_model=load_value_model):
             return super()._build_module()
 
     def _build_fsdp_module(self, module):
         from verl.workers.engine.fsdp import transformer_impl
 
         broadcast_module(module)
-        with _rebound(
+        with rebound(
             transformer_impl,
             FSDP=_fsdp1_on_cpu(transformer_impl.FSDP),
             CPUOffloadPolicy=_no_offload_policy,

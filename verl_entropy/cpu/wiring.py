@@ -7,13 +7,34 @@ The engines are not among it: ``engine.register_engines`` needs the language-mod
 
 from __future__ import annotations
 
-from verl_entropy.cpu import order, platform, process_group, rollout
+from types import ModuleType
+
+from verl_entropy.cpu import order, platform, process_group
 from verl_entropy.hosts.install import hooks
+
+ROLLOUT = "hf"
+
+
+def register_rollout(rollout_base: ModuleType) -> None:
+    """In ``verl.workers.rollout.base``: the adapter in the actor's process."""
+    rollout_base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "verl_entropy.cpu.adapter.ServerAdapter"
+
+
+def register_replica(replica: ModuleType) -> None:
+    """In ``verl.workers.rollout.replica``: the class that starts servers."""
+    replica.RolloutReplicaRegistry.register(ROLLOUT, _load_replica)
+
+
+def _load_replica() -> type:
+    from verl_entropy.cpu.server import HFReplica
+
+    return HFReplica
+
 
 CALLBACKS = (
     ("verl.utils.distributed", process_group.patch),
-    ("verl.workers.rollout.base", rollout.register_rollout),
-    ("verl.workers.rollout.replica", rollout.register_replica),
+    ("verl.workers.rollout.base", register_rollout),
+    ("verl.workers.rollout.replica", register_replica),
     ("verl.trainer.ppo.v1.trainer_base", order.patch),
 )
 

@@ -130,18 +130,7 @@ class TurnWriter:
 
 def prompt_builder(s: AgentSettings) -> PromptBuilder:
     """The prompt builder that the agent loop makes from the same settings."""
-    return PromptBuilder(
-        s.history_length,
-        s.show_admissible,
-        s.prompt_template,
-        s.action_format,
-        think_tag=s.think_tag,
-        action_tag=s.action_tag,
-        action_tags=s.action_tags,
-        require_think=s.require_think,
-        system_prompt=s.system_prompt,
-        overlong=s.overlong_prompt,
-    )
+    return PromptBuilder(**s.prompts)
 
 
 def play(

@@ -6,15 +6,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
-import io
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_entropy.config import compose as composer
 from verl_entropy.config.settings import ConfigError
@@ -53,27 +49,13 @@ def validate(config: Any) -> list[str]:
 
     ``config`` is changed as the run would change it. ConfigError says what is wrong.
     """
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils import config as verl_config
+    from verl_entropy.hosts.verl_v1 import driver, resolved
 
-    from verl_entropy.hosts.verl_v1 import driver
-
-    printed, notes = io.StringIO(), []
-    try:
-        with offline(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            verl_config.validate_config(
-                config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-            )
-    except SystemExit as stop:  # ours: "[verl-entropy] configuration error: ..."
-        raise ConfigError(str(stop.code)) from None
-    except (AssertionError, ValueError, TypeError, ImportError, OmegaConfBaseException, HydraException) as error:  # verl's
-        note = not_here(config, error)
-        if note is None:
-            raise ConfigError(f"verl refuses the configuration: {error}") from error
-        notes.append(note)
-    chosen = driver.read_plan(config)
-    return [*(driver.banner(chosen, config) if chosen.active else ["nothing of verl-entropy is chosen"]), *notes]
+    found = resolved.check(config)
+    if found.verl is not None:
+        raise ConfigError(f"verl refuses the configuration: {found.verl}")
+    lines = driver.banner(found.plan, config) if found.plan.active else ["nothing of verl-entropy is chosen"]
+    return [*lines, *(text for text in found.warnings if text.startswith("note: "))]
 
 
 @contextlib.contextmanager

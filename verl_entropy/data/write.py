@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from verl_entropy.files import replacing
 
 
 def write_parquet(rows: Sequence[dict], path: Path) -> None:
@@ -16,19 +17,14 @@ def write_parquet(rows: Sequence[dict], path: Path) -> None:
 
 def write_parquets(files: Mapping[Path, Sequence[dict]]) -> None:
     """Write the rows of every path; no file takes its name before all of them are complete."""
-    partials = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
     try:
-        for path, rows in files.items():
-            _write(rows, path, partials[path])
-        for path, partial in partials.items():
-            os.replace(partial, path)
+        with replacing(*files) as partials:
+            for (path, rows), partial in zip(files.items(), partials, strict=True):
+                _write(rows, path, partial)
     except OSError as error:
         raise ValueError(
             f"--out: {path} cannot be written: {_reason(error)}. Free some space or choose another --out."
         ) from error
-    finally:
-        for partial in partials.values():
-            partial.unlink(missing_ok=True)
 
 
 def _write(rows: Sequence[dict], path: Path, partial: Path) -> None:
@@ -38,8 +34,6 @@ def _write(rows: Sequence[dict], path: Path, partial: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder has this name")
     pd.DataFrame(list(rows)).to_parquet(partial)
-    with open(partial, "rb+") as file:  # on disk before it takes the name: a full disk shows here
-        os.fsync(file.fileno())
 
 
 def _reason(error: OSError) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of the glossary for metrics that are not computed in ``live``: of the methods, of the sampled pass, and those of verl's own
-that belong to the picture. The whole glossary is ``live.GLOSSARY``.
+"""The glossary: every metric of ours, and those of verl's own that belong to the picture. Imports nothing: printing it must not cost
+the four seconds that torch takes.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from verl_entropy.methods import registry
@@ -83,8 +84,94 @@ _VERL = {
     "training/rollout_actor_probs_pearson_corr": ("correlation of pi_trainer and pi_sampler", "correlation", _MISMATCH),
 }
 
-ENTRIES: list[Entry] = [
-    *(Entry(PREFIX + key, *rest) for key, rest in _OURS.items()),
+_FIG5 = "SEAL, Fig. 5 and 10 (sum or mean is not said there)"
+LIVE: dict[str, tuple[str, str, str]] = {
+    "success": ("share of trajectories that reached their goal", "share", "ours"),
+    "turns": ("turns per trajectory", "turns", "ours"),
+    "valid_action_ratio": ("share of turns with right tags and an admissible action", "share", "SEAL, B.5"),
+    "turn_entropy/<k>": ("mean over the k-th turns (from 0) of their mean token entropy", "nats", "EPO, Fig. 1"),
+    "entropy_early/turns": ("mean entropy of the first n turns, mean over trajectories", "nats", "EPO, arXiv 2509.22576, Fig. 1"),
+    "entropy_late/turns": ("the same for the last n turns", "nats", "EPO, Fig. 1"),
+    "windows_overlap/turns": ("share of trajectories shorter than 2 n turns: early and late overlap", "share", "ours"),
+    "entropy_early/tokens": ("mean entropy of the first n trained tokens of the episode", "nats", "EPO, App. B.4.1 (n = 10)"),
+    "entropy_late/tokens": ("the same for the last n tokens", "nats", "EPO, App. B.4.1"),
+    "response_entropy/mean": ("mean over responses (turns) of their mean token entropy", "nats", "AEM, arXiv 2605.00425, sec. 3"),
+    "response_entropy/std": ("standard deviation over responses (ddof 0)", "nats", "AEM, sec. 3"),
+    "response_entropy/p10": ("10th percentile over responses", "nats", "ours"),
+    "response_entropy/p50": ("median over responses", "nats", "ours"),
+    "response_entropy/p90": ("90th percentile over responses", "nats", "ours"),
+    "entropy_of/correct": (
+        "mean over correct trajectories of their mean token entropy",
+        "nats",
+        "SEAL, arXiv 2605.27954, sec. 3",
+    ),
+    "entropy_of/wrong": ("the same for wrong trajectories", "nats", "SEAL, sec. 3"),
+    "entropy_of/valid": ("the same for trajectories whose every turn was valid", "nats", "SEAL, sec. 3"),
+    "likelihood/correct_log_prob_sum": ("mean over correct trajectories of sum_t log pi", "nats", _FIG5),
+    "likelihood/correct_log_prob_mean": ("mean over correct trajectories of mean_t log pi", "nats", _FIG5),
+    "likelihood/wrong_log_prob_sum": ("the sum for wrong trajectories", "nats", _FIG5),
+    "likelihood/wrong_log_prob_mean": ("the mean for wrong trajectories", "nats", _FIG5),
+    "likelihood/valid_log_prob_sum": ("the sum for valid trajectories", "nats", _FIG5),
+    "likelihood/valid_log_prob_mean": ("the mean for valid trajectories", "nats", _FIG5),
+    "predictor/repo": (
+        "-mean(A L pi), L = log pi + H: predicted change of entropy, positive rises",
+        "nats per unit of step",
+        "REPO paper, Cor. 1",
+    ),
+    "predictor/covariance": ("-Cov(A, log pi)", "nats per unit of step", "Cui et al., arXiv 2505.22617"),
+    "predictor/discriminator": (
+        "-mean(A (S - N)); only where vocab_centre is computed (clip_v)",
+        "nats per unit of step",
+        "arXiv 2602.03392, Thm 3.3",
+    ),
+    "aem_drift/surprisal": ("mean A (S - group mean of S), S = -log pi(response)", "nats", "AEM, Thm 3.2"),
+    "aem_drift/surprisal_per_token": ("the same with S / length", "nats", "AEM, Thm 3.2"),
+    "aem_drift/entropy_proxy": ("mean A (mean token entropy - its group mean)", "nats", "AEM, its proxy"),
+    "aem_drift/martingale": ("mean A (S - sum_t H_t) / length: the noise that the proxy leaves out", "nats", "AEM, C.4"),
+    "group/zero_variance": (
+        "share of prompt groups whose trajectories all have the same score",
+        "share",
+        "DAPO, arXiv 2503.14476",
+    ),
+    "group/effective_batch": ("trajectories in the other groups: those that can train", "trajectories", "DAPO"),
+    "group/singletons": ("share of groups with one trajectory", "share", "ours"),
+    "repeated_action_ratio": ("share of turns (after the first) whose action equals the one before", "share", "ours"),
+    "action_duplication": ("1 - distinct actions / turns, mean over trajectories", "share", "ours"),
+    "invalid_turn_ratio": ("share of turns with wrong tags or an inadmissible action", "share", "SEAL, B.5"),
+    "valid_trajectory_ratio": ("share of trajectories whose every turn was valid", "share", "SEAL, sec. 3"),
+    "format_error_ratio": (
+        "share of turns that are invalid although their action was admissible or not looked at",
+        "share",
+        "SEAL, B.5",
+    ),
+    "inadmissible_action_ratio": ("share of turns whose action the environment does not allow", "share", "ours"),
+    "duplication": (
+        "share of a response's sentences that occur in it more than once, mean over responses",
+        "share",
+        "SEAL, sec. 3.3 and B.5",
+    ),
+}
+"""What ``diagnostics.live`` computes in every step from the batch."""
+_OVER_STEPS = {
+    "cumulative_entropy": ("sum over steps of the mean token entropy", "nats", "REPO paper, E.3"),
+    "entropy_change": (
+        "entropy now minus at the step before: what the last update did, to compare with its predictors",
+        "nats",
+        "ours",
+    ),
+    "predictor_agreement/<name>": (
+        "share of the last steps where the predictor had the sign of the change that followed",
+        "share",
+        "ours",
+    ),
+    "phase": ("0 warmup, 1 descent, 2 eruption, 3 subsidence, 4 steady", "index", "diagnostics.phases, after SEAL"),
+    "eruptions": ("eruptions seen so far", "count", "diagnostics.phases"),
+    "sign/interference": ("1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
+    "sign/likelihood": ("1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
+}
+
+GLOSSARY: list[Entry] = [
+    *(Entry(PREFIX + key, *rest) for key, rest in {**_OURS, **LIVE, **_OVER_STEPS}.items()),
     *(
         Entry(f"{PREFIX}{method.name}/{name}", metric.formula, metric.unit, metric.source or method.source)
         for method in registry.methods()
@@ -93,3 +180,39 @@ ENTRIES: list[Entry] = [
     *(Entry(PREFIX + key, *rest, _LEMMA if key.startswith("inter") else "SEAL, Fig. 3") for key, rest in _SAMPLED.items()),
     *(Entry(key, *rest) for key, rest in _VERL.items()),
 ]
+
+COMPACT = frozenset(
+    (
+        *("entropy", "entropy_change", "entropy_early/turns", "entropy_late/turns", "response_entropy/std"),
+        *("entropy_of/correct", "entropy_of/wrong", "success", "turns", "valid_action_ratio", "repeated_action_ratio"),
+        *("duplication", "likelihood/valid_log_prob_mean", "group/zero_variance", "predictor/repo", "phase", "active"),
+        *("interference/drift_negative", "representation/probe_auc", "clipfrac_high", "clipfrac_low"),
+    )
+)
+"""What ``diagnostics.profile=compact`` sends to verl's loggers of what the diagnostics compute."""
+_FLAGS = ("event/", "sign/", "eruptions", "resumed", "empty_after_mask", "entropy_not_finite")
+_CHOSEN = tuple(f"{name}/" for name in dict.fromkeys(key.split("/")[0] for key in (m.name for m in registry.methods())))
+
+
+def compact(metrics: dict[str, float]) -> dict[str, float]:
+    """``metrics`` of a step as the compact profile has them.
+
+    Metrics of verl and of the chosen methods stay. Of the diagnostics stay some twenty keys, and flags while they are not 0: those that
+    are 0 throughout a run never appear.
+    """
+    kept = {}
+    for key, value in metrics.items():
+        name = key.removeprefix("actor/").removeprefix(PREFIX)
+        ours = key.startswith((PREFIX, f"actor/{PREFIX}"))
+        if not ours or name in COMPACT or name.startswith(_CHOSEN) or (name.startswith(_FLAGS) and value != 0):
+            kept[key] = value
+    return kept
+
+
+def find(key: str) -> Entry | None:
+    """The glossary's entry of a metric as it is logged or, shorter, without "actor/" and "verl_entropy/"; None without one."""
+    for name in (key, PREFIX + key.removeprefix("actor/").removeprefix(PREFIX)):
+        for entry in GLOSSARY:
+            if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), name):
+                return entry
+    return None

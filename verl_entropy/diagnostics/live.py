@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics of every step, from what the trainer has in memory anyway: old log-probs, their entropy, advantages, turns.
 
-No forward pass. Every function below says which metrics it gives, with formula, unit and source; with ``diagnostics.glossary`` that is
-what ``verl-entropy glossary`` prints.
+No forward pass. Every function below says which metrics it gives; formula, unit and source of each are in ``diagnostics.glossary``.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,7 +19,7 @@ from torch import Tensor
 from verl_entropy.batch.numerics import group_range
 from verl_entropy.batch.turns import Turns
 from verl_entropy.diagnostics import likelihood, predictors, text, windows
-from verl_entropy.diagnostics.glossary import ENTRIES, PREFIX, Entry
+from verl_entropy.diagnostics.glossary import LIVE, PREFIX
 from verl_entropy.diagnostics.health import HEALTH, Health
 from verl_entropy.diagnostics.phases import PHASES, SIGNS, PhaseDetector
 from verl_entropy.diagnostics.settings import ACTIONS, Live
@@ -31,17 +29,16 @@ OTHER_POLICY = 0.05
 """A ``POLICY_GAP`` beyond rounding: bf16 gives .012 and less, a step that was sampled with another run's weights .07 to .17."""
 MAX_TURN_KEYS = 32
 """Turn indices that get their own metric; later turns only enter the means."""
-GLOSSARY: list[Entry] = [*ENTRIES]
 _STEPS: list[Callable] = []
 
 
-def metric(key: str, formula: str, unit: str, source: str) -> Callable:
-    """Enter a metric of the decorated function into the glossary."""
+def gives(*keys: str) -> Callable:
+    """Have the decorated function computed in every step; ``keys``: the metrics that it gives, each described in ``glossary.LIVE``."""
+    if unknown := [key for key in keys if key not in LIVE]:
+        raise ValueError(f"metrics {unknown} have no formula, unit and source. Add them to diagnostics.glossary.LIVE.")
 
     def enter(function: Callable) -> Callable:
-        GLOSSARY.append(Entry(PREFIX + key, formula, unit, source))
-        if function not in _STEPS:
-            _STEPS.append(function)
+        _STEPS.append(function)
         return function
 
     return enter
@@ -80,9 +77,7 @@ class Inputs:
 # ----------------------------------------------------------------------------- episodes
 
 
-@metric("success", "share of trajectories that reached their goal", "share", "ours")
-@metric("turns", "turns per trajectory", "turns", "ours")
-@metric("valid_action_ratio", "share of turns with right tags and an admissible action", "share", "SEAL, B.5")
+@gives("success", "turns", "valid_action_ratio")
 def episodes(x: Inputs) -> dict[str, float]:
     turns = x.turns
     found = {"success": float(turns.success_J.float().mean()), "turns": turns.num_turns / turns.num_trajectories}
@@ -94,7 +89,7 @@ def episodes(x: Inputs) -> dict[str, float]:
 # ----------------------------------------------------------------------------- entropy
 
 
-@metric("turn_entropy/<k>", "mean over the k-th turns (from 0) of their mean token entropy", "nats", "EPO, Fig. 1")
+@gives("turn_entropy/<k>")
 def turn_entropy(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
@@ -106,11 +101,7 @@ def turn_entropy(x: Inputs) -> dict[str, float]:
     return {f"turn_entropy/{k}": value for k, value in enumerate(means[:MAX_TURN_KEYS])}
 
 
-@metric(
-    "entropy_early/turns", "mean entropy of the first n turns, mean over trajectories", "nats", "EPO, arXiv 2509.22576, Fig. 1"
-)
-@metric("entropy_late/turns", "the same for the last n turns", "nats", "EPO, Fig. 1")
-@metric("windows_overlap/turns", "share of trajectories shorter than 2 n turns: early and late overlap", "share", "ours")
+@gives("entropy_early/turns", "entropy_late/turns", "windows_overlap/turns")
 def early_late_turns(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
@@ -120,8 +111,7 @@ def early_late_turns(x: Inputs) -> dict[str, float]:
     return {"entropy_early/turns": found.early, "entropy_late/turns": found.late, "windows_overlap/turns": found.overlap}
 
 
-@metric("entropy_early/tokens", "mean entropy of the first n trained tokens of the episode", "nats", "EPO, App. B.4.1 (n = 10)")
-@metric("entropy_late/tokens", "the same for the last n tokens", "nats", "EPO, App. B.4.1")
+@gives("entropy_early/tokens", "entropy_late/tokens")
 def early_late_tokens(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
@@ -130,7 +120,10 @@ def early_late_tokens(x: Inputs) -> dict[str, float]:
 
 
 def _end_tokens(entropy_RT: Tensor, turns: Turns, n: int) -> tuple[float, float]:
-    """``windows_by_token`` for its two means, reading only the tokens in the windows (not every token of the batch)."""
+    """Means over trajectories of their first and last ``n`` trained tokens; only the tokens in these windows are read.
+
+    Source: EPO, appendix B.4.1 (n = 10), which contradicts the caption of Fig. 1 and 7 (steps of the trajectory); hence both.
+    """
     start_K, length_K = turns.segments
     ends_K = length_K.cumsum(0)
     first = torch.searchsorted(turns.trajectory_K, torch.arange(turns.num_trajectories + 1, device=turns.device))
@@ -151,13 +144,7 @@ def _end_tokens(entropy_RT: Tensor, turns: Turns, n: int) -> tuple[float, float]
     return window(early, early < end_J[:, None]), window(late, late >= begin_J[:, None])
 
 
-@metric(
-    "response_entropy/mean", "mean over responses (turns) of their mean token entropy", "nats", "AEM, arXiv 2605.00425, sec. 3"
-)
-@metric("response_entropy/std", "standard deviation over responses (ddof 0)", "nats", "AEM, sec. 3")
-@metric("response_entropy/p10", "10th percentile over responses", "nats", "ours")
-@metric("response_entropy/p50", "median over responses", "nats", "ours")
-@metric("response_entropy/p90", "90th percentile over responses", "nats", "ours")
+@gives("response_entropy/mean", "response_entropy/std", "response_entropy/p10", "response_entropy/p50", "response_entropy/p90")
 def response_entropy(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
@@ -168,11 +155,7 @@ def response_entropy(x: Inputs) -> dict[str, float]:
     return {f"response_entropy/{name}": value for name, value in found.items()}
 
 
-@metric(
-    "entropy_of/correct", "mean over correct trajectories of their mean token entropy", "nats", "SEAL, arXiv 2605.27954, sec. 3"
-)
-@metric("entropy_of/wrong", "the same for wrong trajectories", "nats", "SEAL, sec. 3")
-@metric("entropy_of/valid", "the same for trajectories whose every turn was valid", "nats", "SEAL, sec. 3")
+@gives("entropy_of/correct", "entropy_of/wrong", "entropy_of/valid")
 def entropy_of_classes(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None:
         return {}
@@ -182,15 +165,15 @@ def entropy_of_classes(x: Inputs) -> dict[str, float]:
 
 # ----------------------------------------------------------------------------- likelihood
 
-_FIG5 = "SEAL, Fig. 5 and 10 (sum or mean is not said there)"
 
-
-@metric("likelihood/correct_log_prob_sum", "mean over correct trajectories of sum_t log pi", "nats", _FIG5)
-@metric("likelihood/correct_log_prob_mean", "mean over correct trajectories of mean_t log pi", "nats", _FIG5)
-@metric("likelihood/wrong_log_prob_sum", "the sum for wrong trajectories", "nats", _FIG5)
-@metric("likelihood/wrong_log_prob_mean", "the mean for wrong trajectories", "nats", _FIG5)
-@metric("likelihood/valid_log_prob_sum", "the sum for valid trajectories", "nats", _FIG5)
-@metric("likelihood/valid_log_prob_mean", "the mean for valid trajectories", "nats", _FIG5)
+@gives(
+    "likelihood/correct_log_prob_sum",
+    "likelihood/correct_log_prob_mean",
+    "likelihood/wrong_log_prob_sum",
+    "likelihood/wrong_log_prob_mean",
+    "likelihood/valid_log_prob_sum",
+    "likelihood/valid_log_prob_mean",
+)
 def likelihood_of_classes(x: Inputs) -> dict[str, float]:
     if x.log_prob_RT is None:
         return {}
@@ -205,19 +188,7 @@ def likelihood_of_classes(x: Inputs) -> dict[str, float]:
 # ----------------------------------------------------------------------------- predictors
 
 
-@metric(
-    "predictor/repo",
-    "-mean(A L pi), L = log pi + H: predicted change of entropy, positive rises",
-    "nats per unit of step",
-    "REPO paper, Cor. 1",
-)
-@metric("predictor/covariance", "-Cov(A, log pi)", "nats per unit of step", "Cui et al., arXiv 2505.22617")
-@metric(
-    "predictor/discriminator",
-    "-mean(A (S - N)); only where vocab_centre is computed (clip_v)",
-    "nats per unit of step",
-    "arXiv 2602.03392, Thm 3.3",
-)
+@gives("predictor/repo", "predictor/covariance", "predictor/discriminator")
 def predicted_change(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None or x.log_prob_RT is None or x.advantages_RT is None:
         return {}
@@ -233,10 +204,7 @@ def predicted_change(x: Inputs) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-@metric("aem_drift/surprisal", "mean A (S - group mean of S), S = -log pi(response)", "nats", "AEM, Thm 3.2")
-@metric("aem_drift/surprisal_per_token", "the same with S / length", "nats", "AEM, Thm 3.2")
-@metric("aem_drift/entropy_proxy", "mean A (mean token entropy - its group mean)", "nats", "AEM, its proxy")
-@metric("aem_drift/martingale", "mean A (S - sum_t H_t) / length: the noise that the proxy leaves out", "nats", "AEM, C.4")
+@gives("aem_drift/surprisal", "aem_drift/surprisal_per_token", "aem_drift/entropy_proxy", "aem_drift/martingale")
 def aem_drift(x: Inputs) -> dict[str, float]:
     if x.entropy_RT is None or x.log_prob_RT is None or x.advantages_RT is None:
         return {}
@@ -247,11 +215,7 @@ def aem_drift(x: Inputs) -> dict[str, float]:
 # ----------------------------------------------------------------------------- groups, actions, text
 
 
-@metric(
-    "group/zero_variance", "share of prompt groups whose trajectories all have the same score", "share", "DAPO, arXiv 2503.14476"
-)
-@metric("group/effective_batch", "trajectories in the other groups: those that can train", "trajectories", "DAPO")
-@metric("group/singletons", "share of groups with one trajectory", "share", "ours")
+@gives("group/zero_variance", "group/effective_batch", "group/singletons")
 def group_statistics(x: Inputs) -> dict[str, float]:
     turns = x.turns
     low_J, high_J = group_range(turns.score_J, turns.group_J, turns.num_groups)
@@ -264,8 +228,7 @@ def group_statistics(x: Inputs) -> dict[str, float]:
     }
 
 
-@metric("repeated_action_ratio", "share of turns (after the first) whose action equals the one before", "share", "ours")
-@metric("action_duplication", "1 - distinct actions / turns, mean over trajectories", "share", "ours")
+@gives("repeated_action_ratio", "action_duplication")
 def repeated_actions(x: Inputs) -> dict[str, float]:
     lists = [[turn["action"] for turn in turns if turn.get("action") is not None] for turns in x.actions]
     lists = [actions for actions in lists if actions]
@@ -277,8 +240,7 @@ def repeated_actions(x: Inputs) -> dict[str, float]:
     return {"repeated_action_ratio": same / pairs if pairs else 0.0, "action_duplication": sum(distinct) / len(distinct)}
 
 
-@metric("invalid_turn_ratio", "share of turns with wrong tags or an inadmissible action", "share", "SEAL, B.5")
-@metric("valid_trajectory_ratio", "share of trajectories whose every turn was valid", "share", "SEAL, sec. 3")
+@gives("invalid_turn_ratio", "valid_trajectory_ratio")
 def validity(x: Inputs) -> dict[str, float]:
     if x.turns.valid_K is None or x.valid_J is None:
         return {}
@@ -288,13 +250,7 @@ def validity(x: Inputs) -> dict[str, float]:
     }
 
 
-@metric(
-    "format_error_ratio",
-    "share of turns that are invalid although their action was admissible or not looked at",
-    "share",
-    "SEAL, B.5",
-)
-@metric("inadmissible_action_ratio", "share of turns whose action the environment does not allow", "share", "ours")
+@gives("format_error_ratio", "inadmissible_action_ratio")
 def turn_errors(x: Inputs) -> dict[str, float]:
     records = [turn for turns in x.actions for turn in turns if "valid" in turn and "admissible" in turn]
     if not records:
@@ -306,12 +262,7 @@ def turn_errors(x: Inputs) -> dict[str, float]:
     }
 
 
-@metric(
-    "duplication",
-    "share of a response's sentences that occur in it more than once, mean over responses",
-    "share",
-    "SEAL, sec. 3.3 and B.5",
-)
+@gives("duplication")
 def duplication(x: Inputs) -> dict[str, float]:
     if not x.texts:
         return {}
@@ -320,30 +271,6 @@ def duplication(x: Inputs) -> dict[str, float]:
 
 
 # ----------------------------------------------------------------------------- over steps
-
-
-GLOSSARY += [
-    Entry(PREFIX + key, *rest)
-    for key, *rest in (
-        ("cumulative_entropy", "sum over steps of the mean token entropy", "nats", "REPO paper, E.3"),
-        (
-            "entropy_change",
-            "entropy now minus at the step before: what the last update did, to compare with its predictors",
-            "nats",
-            "ours",
-        ),
-        (
-            "predictor_agreement/<name>",
-            "share of the last steps where the predictor had the sign of the change that followed",
-            "share",
-            "ours",
-        ),
-        ("phase", "0 warmup, 1 descent, 2 eruption, 3 subsidence, 4 steady", "index", "diagnostics.phases, after SEAL"),
-        ("eruptions", "eruptions seen so far", "count", "diagnostics.phases"),
-        ("sign/interference", "1 while the interference of negative advantages falls out of its range", "0 or 1", "SEAL, Fig. 4"),
-        ("sign/likelihood", "1 while the likelihood of valid trajectories falls out of its range", "0 or 1", "SEAL, Fig. 5"),
-    )
-]
 
 
 def _records(ctx: Any) -> list[list[dict]]:
@@ -518,48 +445,119 @@ def turn_columns(ctx: Any) -> dict[str, Any]:
     return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
+MAX_PROMPT_CHARS = 4000
+"""Of a stored prompt: its first and last halves, for the end holds what the agent sees now; prompts repeat the history."""
+_CONTEXT = 8
+"""Tokens before a token that are decoded with it: enough for a tokenizer to know whether a space belongs between them."""
+
+
+def pieces(ids: list[int], decode: Callable[[list[int]], str]) -> list[str]:
+    """The text of each token such that they join to ``decode(ids)``; a character of several tokens is the last one's."""
+    found, start, done = [], 0, ""
+    for end in range(1, len(ids) + 1):
+        whole = decode(ids[start:end])
+        if not whole.startswith(done) or (whole.endswith("\ufffd") and end < len(ids)):
+            found.append("")  # the bytes of a character that is not complete, or a text that the next token changes
+            continue
+        found.append(whole[len(done) :])
+        if end - start >= 2 * _CONTEXT:
+            start = end - _CONTEXT
+            whole = decode(ids[start:end])
+        done = whole
+    return found
+
+
 def trajectories(
     ctx: Any,
     responses_RT: Tensor,
     decode: Callable[[list[int]], str],
     limit: int = 8,
     chosen: Sequence[int] | None = None,
+    prompts: Sequence[Tensor] | None = None,
 ) -> list[dict[str, Any]]:
     """Trajectories for ``RunWriter.step(samples=...)``: at most ``limit``, the ``chosen`` ones or evenly spaced in the batch.
 
+    Of every turn: what the agent saw (``prompt``, ``observation``), its text as tokens with their spaces, ``thought`` and ``action``,
+    the reward, and per token entropy, log-prob, advantage before and after the transforms, the ratio trainer to sampler and which
+    tokens a transform dropped, as far as the batch has them.
+
     Args:
         responses_RT: token ids of the rows, padded like ``ctx.mask_RT``.
-        decode: token ids to text (``tokenizer.decode``); called once per turn and once per token of the chosen ones.
+        decode: token ids to text (``tokenizer.decode``); called once per turn and per token of the chosen ones.
+        prompts: token ids of the rows' prompts, without padding.
     """
     turns, count = ctx.turns, ctx.turns.num_trajectories
     records, found = _records(ctx), []
+    extra = ctx.fields.get("extra_fields")
     if chosen is None:
         chosen = sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)} if count else ())
     for j in map(int, chosen[:limit]):
         sample: dict[str, Any] = {"trajectory": j, "score": float(turns.score_J[j]), "success": bool(turns.success_J[j])}
-        sample["turns"] = []
+        sample.update(group=int(turns.group_J[j]), turns=[])
+        seen: dict[int, int] = {}
         for k in (turns.trajectory_K == j).nonzero().flatten().tolist():
             row = int(turns.row_K[k])
             place = turns.turn_RT[row] == k
-            ids = responses_RT[row][place].tolist()
-            turn: dict[str, Any] = {"text": decode(ids), "tokens": [decode([token]) for token in ids]}
-            for name, value_RT in (("entropy", ctx.entropy_RT), ("log_prob", ctx.old_log_probs_RT)):
-                if value_RT is not None:
-                    turn[name] = [round(v, 4) for v in value_RT[row][place].tolist()]
-            if ctx.advantages_RT is not None:
-                turn["advantage"] = float(ctx.advantages_RT[row][place].mean())
             index = int(turns.index_K[k])
             record = records[j][index] if records and index < len(records[j]) else {}
-            turn.update({key: record[key] for key in ("reward", "penalty", "valid", "action") if key in record})
+            if extra and not sample["turns"]:
+                sample.update({key: str(extra[row][key]) for key in ("task", "task_type") if extra[row].get(key)})
+            turn = _turn_told(ctx, row, place, responses_RT[row][place].tolist(), decode)
+            turn.update(_turn_seen(row, place, responses_RT, decode, prompts, seen.get(row)))
+            seen[row] = int(place.nonzero()[-1]) + 1
+            turn.update({key: record[key] for key in _RECORDED if record.get(key) not in (None, "")})
             sample["turns"].append(turn)
         found.append(sample)
     return found
 
 
-def find(key: str) -> Entry | None:
-    """The glossary's entry of a metric as it is logged or, shorter, without "actor/" and "verl_entropy/"; None without one."""
-    for name in (key, PREFIX + key.removeprefix("actor/").removeprefix(PREFIX)):
-        for entry in GLOSSARY:
-            if re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(entry.key)), name):
-                return entry
-    return None
+_RECORDED = ("observation", "reward", "penalty", "valid", "admissible", "action", "cut")
+"""What a trajectory keeps of the environment's record of a turn."""
+
+
+def _turn_told(ctx: Any, row: int, place: Tensor, ids: list[int], decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """What the agent said in a turn, and what the batch has of its tokens."""
+    turn: dict[str, Any] = {"text": decode(ids), "tokens": pieces(ids, decode)}
+    if "</think>" in turn["text"]:
+        turn["thought"] = turn["text"].split("</think>")[0].split("<think>")[-1].strip()
+    for name, value_RT in (("entropy", ctx.entropy_RT), ("log_prob", ctx.old_log_probs_RT)):
+        if value_RT is not None:
+            turn[name] = [round(v, 4) for v in value_RT[row][place].tolist()]
+    before_RT = ctx.fields.get("base_advantages")
+    for name, listed, value_RT in (
+        ("advantage", "advantages", ctx.advantages_RT),
+        ("advantage_before", "advantages_before", before_RT),
+    ):
+        if value_RT is None:
+            continue
+        value_T = value_RT[row][place].float()
+        turn[name] = float(value_T.mean())
+        if float(value_T.max() - value_T.min()) > 1e-6:  # otherwise the turn's says it all
+            turn[listed] = [round(v, 4) for v in value_T.tolist()]
+    sampler_RT = ctx.fields.get("rollout_log_probs")
+    if sampler_RT is not None and ctx.old_log_probs_RT is not None:
+        ratio_T = (ctx.old_log_probs_RT[row][place] - sampler_RT[row][place]).exp()
+        turn["ratio"] = [round(v, 4) for v in ratio_T.tolist()]
+    trained_T = ctx.mask_RT[row][place].bool()
+    if not bool(trained_T.all()):
+        turn["dropped"] = (~trained_T).int().tolist()
+    return turn
+
+
+def _turn_seen(
+    row: int,
+    place: Tensor,
+    responses_RT: Tensor,
+    decode: Callable[[list[int]], str],
+    prompts: Sequence[Tensor] | None,
+    end_before: int | None,
+) -> dict[str, str]:
+    """What the agent saw before a turn: the row's prompt, or in a row of several turns what came since the turn before."""
+    if end_before is not None:
+        between = responses_RT[row][end_before : int(place.nonzero()[0])].tolist()
+        return {"observation": decode(between)} if between else {}
+    if prompts is None:
+        return {}
+    text = decode(prompts[row].tolist())
+    half = MAX_PROMPT_CHARS // 2
+    return {"prompt": text if len(text) <= MAX_PROMPT_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"}

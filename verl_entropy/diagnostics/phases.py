@@ -32,7 +32,7 @@ Events beside the phases:
                  collapse is no eruption.
 
 Delay: the median needs (smooth + 1) / 2 steps, the confirmation ``confirm`` - 1, and the curve must have risen.
-``diagnostics.simulate`` measures it, beside two simpler rules.
+``tests/diagnostics/simulated_curves.py`` measures it, beside two simpler rules.
 
 What it cannot do: tell an eruption from a trend or a wave as fast and as high; know a shift by new data or a new temperature, of which
 nobody tells it, from a sudden eruption; see one in the first ``warmup`` steps; foretell one (the early signs below are hints and have
@@ -46,7 +46,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -596,3 +597,11 @@ def spans(events: list[Event], steps) -> list[Span]:
             marks.append((name, onset))
     ends = [first for _, first in marks[1:]] + [int(steps[-1])]
     return [Span(name, first, last) for (name, first), last in zip(marks, ends, strict=True)]
+
+
+def classify(names: Sequence[str]) -> str:
+    """Class of a run from the names of the detector's events; an eruption outweighs a step change, that a collapse."""
+    counts = Counter(names)
+    if counts["eruption"] or counts["runaway"]:
+        return "cyclical" if counts["eruption"] > 1 else "eruption"
+    return next((name for name in ("step_change", "collapse") if counts[name]), "quiet")

@@ -49,15 +49,6 @@ def discriminator_predictor(
     return -token_mean(advantages_RT * (score - vocab_centre_RT), mask_RT)
 
 
-def likelihood_covariance(log_prob_RT: Tensor, delta_log_prob_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    """Cov(log pi, d log pi) over the valid tokens (ddof 0); below 0 entropy rises (SEAL, arXiv 2605.27954, Lemma 3.4).
-
-    ``delta_log_prob_RT`` is the realised change of the log-probability of the same tokens. Note the sign:
-    unlike the predictors above, negative means rising. Shapes [R, T]; 0-d result.
-    """
-    return -covariance_predictor(delta_log_prob_RT, log_prob_RT, mask_RT)
-
-
 def group_mean(value_K: Tensor, turns: Turns) -> Tensor:
     """Mean of a turn's value over the turns of its prompt group, given to each of them, fp32 [K]."""
     zeros = torch.zeros(turns.num_groups, dtype=torch.float64, device=value_K.device)
@@ -66,7 +57,7 @@ def group_mean(value_K: Tensor, turns: Turns) -> Tensor:
     return (total / count.clamp_min(1.0))[turns.group_K].float()
 
 
-def aem_drift(advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, turns: Turns) -> dict[str, Tensor]:
+def aem_drift_of_turns(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tensor, turns: Turns) -> dict[str, Tensor]:
     """Mean over turns of A (S - H_resp), the entropy drift of AEM (arXiv 2605.00425, Thm 3.2); positive: entropy rises.
 
     S = -log pi(response). The response entropy H_resp is not observable; the readings differ in what stands
@@ -78,13 +69,8 @@ def aem_drift(advantages_RT: Tensor, log_prob_RT: Tensor, entropy_RT: Tensor, tu
         martingale            (S - sum_t H_t) / length, the zero-mean noise that the proxy leaves out
 
     Group means are a baseline only for turns that share their state (the first turn); later turns differ in
-    state. Shapes [R, T]; 0-d results, 0 without turns.
+    state. From the token means of each turn, [K]; 0-d results, 0 without turns.
     """
-    return aem_drift_of_turns(turns.mean(advantages_RT), turns.mean(log_prob_RT), turns.mean(entropy_RT), turns)
-
-
-def aem_drift_of_turns(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tensor, turns: Turns) -> dict[str, Tensor]:
-    """``aem_drift`` from the token means of each turn, [K]."""
     surprisal_K = -log_prob_K * turns.lengths_K
     difference = {
         "surprisal": surprisal_K - group_mean(surprisal_K, turns),
@@ -93,17 +79,3 @@ def aem_drift_of_turns(advantage_K: Tensor, log_prob_K: Tensor, entropy_K: Tenso
         "martingale": -log_prob_K - entropy_K,
     }
     return {name: (advantage_K * d).sum() / max(turns.num_turns, 1) for name, d in difference.items()}
-
-
-def clip_fractions(
-    log_prob_RT: Tensor, old_log_prob_RT: Tensor, advantages_RT: Tensor, mask_RT: Tensor, *, eps_low: float, eps_high: float
-) -> tuple[Tensor, Tensor]:
-    """Shares of valid tokens clipped above (w > 1 + eps_high, A > 0) and below (w < 1 - eps_low, A < 0); REPO, appendix A.1.
-
-    Rounding of 16-bit logits moves tokens from the lower to the upper side, so the two are worth logging
-    apart.
-    """
-    ratio = (log_prob_RT - old_log_prob_RT).exp()
-    high = token_mean(((ratio > 1.0 + eps_high) & (advantages_RT > 0)).float(), mask_RT)
-    low = token_mean(((ratio < 1.0 - eps_low) & (advantages_RT < 0)).float(), mask_RT)
-    return high, low

@@ -6,20 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verl_entropy.batch.turns import Turns
-
-
-def mean_representation(hidden_RTD: Tensor, turns: Turns) -> Tensor:
-    """Mean hidden state over the trained tokens of each trajectory, fp32 [J, D]; 0 for a trajectory without any.
-
-    Source: SEAL (arXiv 2605.27954), Fig. 3: last layer, averaged over the response tokens.
-    """
-    states = hidden_RTD[turns.mask_RT].float()
-    trajectory = turns.trajectory_K[turns.turn_RT[turns.mask_RT]]
-    total = torch.zeros(turns.num_trajectories, hidden_RTD.shape[-1], device=states.device).index_add(0, trajectory, states)
-    count = torch.bincount(trajectory, minlength=turns.num_trajectories).clamp_min(1)
-    return total / count.unsqueeze(-1)
-
 
 def auc(score_N: Tensor, positive_N: Tensor) -> float:
     """Probability that a positive scores above a negative, ties counting one half; NaN if a class is empty."""

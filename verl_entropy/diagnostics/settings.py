@@ -16,6 +16,7 @@ ACTIONS = ("none", "warn", "checkpoint", "stop")
 """The weakest first."""
 ACTING = ("eruption", "runaway", "collapse", "template_collapse", "dead", "non_finite")
 """Events that have a setting ``on_<event>``."""
+PROFILES = ("full", "compact")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Live:
 
     enabled: bool = setting(
         True, "false: no diagnostics; setting any key of this section switches them on for a plain run of verl"
+    )
+    profile: str = setting(
+        "full",
+        "which metrics verl's loggers get: full: all; compact: some twenty of them, and flags only while they are not 0; the run file "
+        "has all in both",
+        choices=PROFILES,
     )
     costly_every: int = setting(
         10,

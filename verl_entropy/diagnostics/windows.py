@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_entropy.batch.turns import Turns
-
 
 @dataclass(frozen=True)
 class EntropyWindows:
@@ -40,33 +38,6 @@ def window_means(value: Tensor, rank: Tensor, length_J: Tensor, trajectory: Tens
 
     late = rank >= length_J[trajectory] - n
     return EntropyWindows(mean(rank < n), mean(late), float((length_J[present] < 2 * n).double().mean()))
-
-
-def windows_by_turn(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWindows:
-    """First and last ``n`` turns; a turn's value is the mean entropy of its tokens.
-
-    Source: EPO (arXiv 2509.22576), Fig. 1 and 7, whose caption says trajectory steps; the authors' code logs
-    the entropy of each environment step.
-    """
-    length_J = torch.bincount(turns.trajectory_K, minlength=turns.num_trajectories)
-    return window_means(turns.mean(entropy_RT), turns.index_K, length_J, turns.trajectory_K, n)
-
-
-def windows_by_token(entropy_RT: Tensor, turns: Turns, n: int = 10) -> EntropyWindows:
-    """First and last ``n`` trained tokens of the whole episode.
-
-    Source: EPO, appendix B.4.1 (n = 10), which contradicts the caption; hence both.
-    """
-    row, column = turns.mask_RT.nonzero(as_tuple=True)
-    turn = turns.turn_RT[row, column]
-    # Tokens come row by row; turn ids follow trajectories and positions, so a stable sort by turn gives episode order.
-    order = turn.argsort(stable=True)
-    trajectory = turns.trajectory_K[turn[order]]
-    length_J = torch.bincount(trajectory, minlength=turns.num_trajectories)
-    start_J = length_J.cumsum(0) - length_J
-    rank = torch.arange(len(order), device=order.device) - start_J[trajectory]
-    row, column = row[order], column[order]
-    return window_means(entropy_RT[row, column].float(), rank, length_J, trajectory, n)
 
 
 class CumulativeEntropy:

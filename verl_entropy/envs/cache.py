@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from verl_entropy.files import write_atomic
 
 
 def folder() -> Path:
@@ -20,16 +21,10 @@ def folder() -> Path:
 
 def write(path: Path, text: str) -> None:
     """Write ``text`` so that a reader, or a crash, finds the old file or the new one."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
-            temporary = file.name
-            file.write(text)
-        os.replace(temporary, path)
+        write_atomic(path, text.encode(), flush=False)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         message = f"{error.strerror}; free space there, or set VERL_ENTROPY_CACHE to another folder"
         raise OSError(error.errno, message, str(path)) from error
 

@@ -10,10 +10,11 @@ import random
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Answer = tuple[str, float, bool]
 """(observation, reward, terminated) of one action."""
 
@@ -33,11 +34,35 @@ def at_least(key: str, value: Any, minimum: float, whole: bool = True) -> Any:
     return value
 
 
+def some_of(key: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+    """``given``, a list of names out of ``known``; None: all of them."""
+    if given is None:
+        return tuple(known)
+    if isinstance(given, str) or not given:
+        raise ValueError(f"{key}={given!r} must be a non-empty list of {', '.join(known)}; leave it out for all")
+    for name in given:
+        choose(key, name, known)
+    return tuple(given)
+
+
 def enough(count: Any, total: int, split: str) -> int:
-    """``count`` if the split has as many tasks."""
+    """``count`` (None: ``total``) if the split has as many tasks."""
+    if count is None:
+        return total
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= total:
         raise ValueError(f"count={count!r}: split {split!r} has {total} tasks; choose 1 to {total}, or leave it out")
     return count
+
+
+def in_turn(left: dict[str, list[T]], wanted: int, rng: random.Random | None = None) -> list[tuple[str, T]]:
+    """``wanted`` of the items of some lists, with the name of each: one from each list's end in turn, by ``rng`` in a drawn order."""
+    found: list[tuple[str, T]] = []
+    while len(found) < wanted:
+        names = [name for name, items in left.items() if items]
+        if rng is not None:
+            rng.shuffle(names)
+        found += [(name, left[name].pop()) for name in names]
+    return found[:wanted]
 
 
 def need(module: str, environment: str, install: str) -> types.ModuleType:
@@ -48,7 +73,36 @@ def need(module: str, environment: str, install: str) -> types.ModuleType:
         raise ValueError(f"environment {environment!r} needs {module!r}, which does not import ({error}): {install}") from error
 
 
-class TaskEnv:
+class TurnEnv:
+    """The turns of an episode: counted, ended by the world or after ``max_turns``, refused once it is over.
+
+    A subclass calls ``_start`` in ``reset`` and gives ``_act`` (play an action) and ``_info``.
+    """
+
+    max_turns: int
+    _turns, _playing = 0, False
+
+    def _start(self) -> None:
+        self._turns, self._playing = 0, True
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one action; returns (observation, reward, terminated, truncated, info)."""
+        if not self._playing:
+            raise RuntimeError("the episode is over or was never started: call reset() before step()")
+        self._turns += 1
+        observation, reward, terminated = self._act(action)
+        truncated = not terminated and self._turns >= self.max_turns
+        self._playing = not (terminated or truncated)
+        return observation, reward, terminated, truncated, self._info()
+
+    def _act(self, action: str) -> Answer:
+        raise NotImplementedError
+
+    def _info(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class TaskEnv(TurnEnv):
     """Gymnasium's interface over a numbered list of tasks per split.
 
     A subclass gives ``_count`` (tasks of a split), ``_begin`` (start one, first observation), ``_act`` (play an action)
@@ -62,7 +116,6 @@ class TaskEnv:
         self.split = choose("split", split, self.SPLITS)
         self.max_turns = at_least("max_turns", max_turns, 1)
         self._seeds = random.Random()
-        self._turns, self._playing = 0, False
 
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
@@ -70,7 +123,7 @@ class TaskEnv:
         env = cls(split=split, **kwargs)
         try:
             total = env._count(split)
-            wanted = total if count is None else enough(count, total, split)
+            wanted = enough(count, total, split)
             order = list(range(total))
             random.Random(f"episodes/{split}/{seed}").shuffle(order)
             return [env._row(split, number) for number in order[:wanted]]
@@ -93,18 +146,8 @@ class TaskEnv:
             number = random.Random(f"task/{split}/{int(seed)}").randrange(total)
         elif not 0 <= int(number) < total:
             raise ValueError(f"options['task']={number!r}: split {split!r} has {total} tasks; choose 0 to {total - 1}")
-        self._turns, self._playing = 0, True
+        self._start()
         return self._begin(split, int(number)), self._info()
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one action; returns (observation, reward, terminated, truncated, info)."""
-        if not self._playing:
-            raise RuntimeError("the episode is over or was never started: call reset() before step()")
-        self._turns += 1
-        observation, reward, terminated = self._act(action)
-        truncated = not terminated and self._turns >= self.max_turns
-        self._playing = not (terminated or truncated)
-        return observation, reward, terminated, truncated, self._info()
 
     def close(self) -> None:
         """End the episode; the environment can be reset again."""
@@ -120,9 +163,6 @@ class TaskEnv:
         raise NotImplementedError
 
     def _begin(self, split: str, number: int) -> str:
-        raise NotImplementedError
-
-    def _act(self, action: str) -> Answer:
         raise NotImplementedError
 
     def _details(self) -> dict[str, Any]:

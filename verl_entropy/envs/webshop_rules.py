@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 
-SEARCH, CLICK = "search", "click"
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
 
 WIN_REWARD = 10.0  # what WebShop's users train on: 10 for a task score of 1, 0 for everything else

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_entropy import envs
-from verl_entropy.agent.environment import how_to_run
 from verl_entropy.agent.episode import EpisodeRunner, Said, SessionFailed, TurnState
-from verl_entropy.agent.pool import EnvPool
+from verl_entropy.agent.pool import pool_of
 from verl_entropy.agent.prompts import FittedPrompt, Message, PromptBuilder
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.source import Task
@@ -126,15 +123,7 @@ async def play(
     tick: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """Every task of every split ``samples`` times, as many episodes at once as the pool has environments."""
-    num_envs, isolation = how_to_run(envs.resolve(settings.name), settings.num_envs, settings.isolation)
-    pool = EnvPool(
-        functools.partial(envs.make, settings.name, **settings.kwargs),
-        num_envs=num_envs,
-        isolation=isolation,
-        step_timeout_s=settings.step_timeout_s,
-        reset_timeout_s=settings.reset_timeout_s,
-        max_env_failures=settings.max_env_failures,
-    )
+    pool = pool_of(settings)
     runner: Any = EpisodeRunner(settings, pool)
 
     async def one(split: str, number: int, task: Task, sample: int) -> Outcome:

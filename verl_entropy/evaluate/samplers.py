@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
-import urllib.error
-import urllib.parse
-import urllib.request
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from verl_entropy import http_client
 from verl_entropy.agent.cut import is_cut, tokens_cut
 from verl_entropy.agent.prompts import FittedPrompt
 from verl_entropy.agent.template import without_end
 from verl_entropy.batch.foreign import read_whole
+from verl_entropy.http_client import BadStatus, NoAnswer
 
 NEUTRAL: Mapping[str, Any] = {
     "top_k": -1,
@@ -81,10 +80,6 @@ class EndpointError(ValueError):
     """The server cannot be reached or does not speak the protocol."""
 
 
-class Unreachable(EndpointError):
-    """No connection, or one that broke."""
-
-
 class Endpoint:
     """An OpenAI-compatible server: vLLM, SGLang, verl's rollout server, or a provider.
 
@@ -99,13 +94,11 @@ class Endpoint:
     def __init__(self, url: str, sampling: Sampling, *, model: str | None = None, tokens: bool = False, concurrency: int = 64,
                  timeout_s: float = 600.0, keep_special: bool = False, neutral: bool = True, think_tag: str = "think",
                  thought_opened: bool = False, end_texts: Sequence[str] = ()):  # fmt: skip
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not http_client.is_url(url):
             raise ValueError(f"--endpoint={url}: expected a URL such as http://localhost:8000/v1.")
         self._url = url.rstrip("/")
-        self._url += "" if parts.path.rstrip("/").endswith("/v1") else "/v1"
+        self._url += "" if self._url.endswith("/v1") else "/v1"
         self._sampling, self._tokens, self._timeout_s = sampling, tokens, timeout_s
-        self._keep_special = keep_special
         self._think_tag, self._thought_opened = think_tag, thought_opened
         self._end_texts = tuple(end_texts)
         self.sent: dict[str, Any] = {
@@ -119,7 +112,10 @@ class Endpoint:
             self.sent["stop_token_ids"] = list(sampling.stop_token_ids)
         if keep_special:
             self.sent["skip_special_tokens"] = False
-        self._threads = ThreadPoolExecutor(concurrency)
+        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not http_client.is_key(self._key):
+            raise ValueError("OPENAI_API_KEY: has spaces, control or non-ASCII characters. Set it to the key alone.")
+        self._threads, self._stop = ThreadPoolExecutor(concurrency), threading.Event()
         self.model = model or self._only_model()
 
     async def answer(self, prompt: FittedPrompt, seed: int) -> Answer:
@@ -127,21 +123,12 @@ class Endpoint:
         body: dict[str, Any] = {"model": self.model, **self.sent, "seed": seed}
         path = "/completions" if self._tokens else "/chat/completions"
         body |= {"prompt": prompt.token_ids} if self._tokens else {"messages": prompt.messages}
-        for attempt in range(RETRIES + 1):
-            try:
-                reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._post, path, body)
-                break
-            except urllib.error.HTTPError as error:
-                if (error.code != 429 and error.code < 500) or attempt == RETRIES:
-                    raise self._refused(path, error) from error
-            except Unreachable:
-                if attempt == RETRIES:
-                    raise
-            await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+        reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, path, body, RETRIES)
         return self._read(path, reply)
 
     def close(self) -> None:
         """Stop the threads."""
+        self._stop.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, path: str, reply: Any) -> Answer:
@@ -169,39 +156,38 @@ class Endpoint:
         # without a text after it the thought may be unfinished: it is not closed for the model
         return f"{before}{thought}{closing}{text}" if text.strip() else f"{before}{thought}"
 
-    def _refused(self, path: str, error: urllib.error.HTTPError) -> EndpointError:
-        reason = error.read().decode(errors="replace")[:300]
+    def _refused(self, path: str, error: BadStatus) -> EndpointError:
+        reason = str(error)
         refused = [key for key in NEUTRAL if key not in STANDARD and key in self.sent and key in reason]
         if refused:
             reason += f" It does not know {', '.join(refused)}: set --no-neutral"
         return EndpointError(f"--endpoint: {self._url}{path} answered {error.code}: {reason or error.reason}.")
 
-    def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, headers)
+    def _ask(self, path: str, body: Mapping[str, Any] | None, retries: int = 0) -> Any:
+        def send() -> bytes:
+            return http_client.send(self._url + path, body, timeout_s=self._timeout_s, key=self._key)
+
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
-                return json.loads(reply.read())
-        except urllib.error.HTTPError:
-            raise
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise Unreachable(
-                f"--endpoint: {self._url}{path} does not answer ({reason}). Is the server up, and is that its address?"
+            found = http_client.again(send, retries=retries, first_wait_s=FIRST_WAIT_S, passes=self._passes, stop=self._stop)
+            return json.loads(found)
+        except BadStatus as error:
+            raise self._refused(path, error) from error
+        except NoAnswer as error:
+            raise EndpointError(
+                f"--endpoint: {self._url}{path} does not answer ({error}). Is the server up, and is that its address?"
             ) from error
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise EndpointError(
                 f"--endpoint: {self._url}{path} does not answer in JSON. Is that an OpenAI-compatible server?"
             ) from error
 
+    def _passes(self, error: BaseException) -> bool:
+        passing = isinstance(error, NoAnswer) or (isinstance(error, BadStatus) and (error.code == 429 or error.code >= 500))
+        return passing and not self._stop.is_set()
+
     def _only_model(self) -> str:
         try:
-            found = [str(entry["id"]) for entry in self._post("/models", None)["data"]]
-        except urllib.error.HTTPError as error:
-            raise self._refused("/models", error) from error
+            found = [str(entry["id"]) for entry in self._ask("/models", None)["data"]]
         except (KeyError, TypeError) as error:
             raise EndpointError(f"--endpoint: {self._url}/models lists no models. Name one with --model.") from error
         if len(found) != 1:

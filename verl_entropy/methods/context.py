@@ -37,6 +37,25 @@ class AdvantageContext:
     """What the methods' states say for this iteration, by method; sent to the workers."""
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def entropies(self) -> Tensor:
+        """Entropy of the old-log-prob pass in nats, (R, T), no gradient; RuntimeError where that pass was bypassed."""
+        if self.entropy_RT is None:
+            raise RuntimeError(_missing("entropy"))
+        return self.entropy_RT
+
+    def log_probs(self) -> Tensor:
+        """Log-probabilities of the sampled tokens in the old-log-prob pass, (R, T); RuntimeError where that pass was bypassed."""
+        if self.old_log_probs_RT is None:
+            raise RuntimeError(_missing("log-probabilities"))
+        return self.old_log_probs_RT
+
+
+def _missing(what: str) -> str:
+    return (
+        f"verl-entropy: this batch has no {what} of the old-log-prob pass, which bypass mode leaves out. "
+        "Set algorithm.rollout_correction.bypass_mode=False."
+    )
+
 
 @dataclass(frozen=True)
 class ClipBounds:
@@ -100,6 +119,14 @@ class LossContext:
         if not value.is_nested:
             return value
         return torch.nested.to_padded_tensor(value, padding=0.0, output_size=tuple(self.mask_RT.shape))
+
+    def entropies(self) -> Tensor:
+        """Entropy with gradient in nats, (R, T); RuntimeError where the update computed none. The method needs ``grad_entropy``."""
+        if self.entropy_RT is None:
+            raise RuntimeError(
+                "verl-entropy: this micro-batch has no entropy with gradient. Set actor_rollout_ref.actor.calculate_entropy=true."
+            )
+        return self.entropy_RT
 
     def output(self, name: str) -> Tensor:
         """What the method computed from the logits in this forward pass, (R, T)."""

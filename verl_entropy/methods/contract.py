@@ -25,7 +25,7 @@ from verl_entropy.methods.method import NEEDS, Head, Method
 
 PROMPTS, TRAJECTORIES, TURNS, WIDTH, VOCAB, HIDDEN = 3, 2, 2, 6, 11, 8
 ROWS = PROMPTS * TRAJECTORIES * TURNS
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+RTOL, ATOL = 1e-5, 1e-6
 """Of two computations of the same fp32 value in another order."""
 GARBAGE = 1e30
 
@@ -165,8 +165,16 @@ def prepared(method: Method, settings: Any, batch: Batch) -> AdvantageContext:
                 values_RT[batch.mask_RT] = output.compute(flat_NV).float()
             ctx.fields[name] = batch._masked(values_RT)
     if method.state is not None:
-        ctx.info[method.name] = method.state(settings).step(ctx)
+        state = method.state(settings)
+        state.step(_earlier(method, settings, batch))
+        ctx.info[method.name] = state.step(ctx)
     return ctx
+
+
+def _earlier(method: Method, settings: Any, batch: Batch) -> AdvantageContext:
+    """A step before, whose batch had half the logits: histories and targets are not those of the step itself."""
+    before = dataclasses.replace(batch, logits_RTV=0.5 * batch.logits_RTV.detach())
+    return prepared(dataclasses.replace(method, state=None), settings, before)
 
 
 def run(method: Method, settings: Any, batch: Batch, parts: list[list[int]] | None = None, dp_size: int = 1) -> Output:
@@ -278,18 +286,23 @@ def _term(
     tokens: float,
 ) -> Tensor:
     if method.kind == "regularizer":
-        return method.apply(ctx, s)  # type: ignore[no-any-return]
+        return method.apply(ctx, s)
     if method.kind == "head":
         token_N = ctx.mask_RT.reshape(-1).nonzero().squeeze(-1)
         logits_N = head(hidden_RTD[part].reshape(-1, HIDDEN)[token_N])
-        return method.apply(ctx, s, logits_N, token_N, token_N // ctx.mask_RT.shape[1])  # type: ignore[no-any-return]
-    old_RT, clip = whole.old_log_probs_RT[part], ClipBounds(0.2, 0.28, 3.0)  # type: ignore[index]
-    loss_RT, info = method.apply(ctx, s, clip, log_prob_RT[part], old_RT, whole.advantages_RT[part], ctx.mask_RT)  # type: ignore[index]
+        return method.apply(ctx, s, logits_N, token_N, token_N // ctx.mask_RT.shape[1])
+    assert whole.advantages_RT is not None  # a loss is run after base and transforms
+    old_RT, clip = whole.log_probs()[part], ClipBounds(0.2, 0.28, 3.0)
+    loss_RT, info = method.apply(ctx, s, clip, log_prob_RT[part], old_RT, whole.advantages_RT[part], ctx.mask_RT)
     ctx.token_means.update({f"{method.name}/{k}": v for k, v in info.items()})
     return torch.where(ctx.mask_RT, loss_RT, 0.0).sum() / tokens * ctx.dp_size
 
 
 # ----------------------------------------------------------------------------- the checks
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x, y.to(x.device), rtol=RTOL, atol=ATOL)
 
 
 def _differ(a: Output, b: Output, order: list[int] | None = None, width: int | None = None) -> str:
@@ -303,10 +316,10 @@ def _differ(a: Output, b: Output, order: list[int] | None = None, width: int | N
                 return f"{name} differ in {int((x != y.to(x.device)).sum())} places"
             continue
         distance = (x - y.to(x.device)).abs().max() if x.numel() else torch.zeros(())
-        if not torch.allclose(x, y.to(x.device), **TOLERANCE, equal_nan=False):
+        if not _close(x, y):
             return f"{name} differs by up to {float(distance):.3g}"
     for name, x in a.whole.items():
-        if not torch.allclose(x, b.whole[name].to(x.device), **TOLERANCE):
+        if not _close(x, b.whole[name]):
             return f"{name} is {float(x):.6g} and {float(b.whole[name]):.6g}"
     return ""
 
@@ -345,6 +358,15 @@ def _neutral(method: Method, s: Any) -> str:
     return "; ".join(f"{name} is {value:.3g}, not 0" for name, value in moved.items())
 
 
+def _effect(method: Method, s: Any) -> str:
+    batch = draw()
+    out = run(method, s, batch)
+    if method.kind == "transform":
+        same = torch.equal(out.rows["advantages"], torch.where(batch.mask_RT, batch.advantages_RT, 0.0))
+        return "nothing is changed" if same and bool(out.rows["kept"].eq(batch.mask_RT).all()) else ""
+    return "" if any(bool(x.any()) for x in (*out.rows.values(), *out.whole.values())) else "everything is 0"
+
+
 def _order(method: Method, s: Any) -> str:
     batch, order = draw(), torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)).tolist()
     return _differ(run(method, s, batch), run(method, s, batch.rows(order, lambda name: f"x{name[::-1]}")), order)
@@ -359,7 +381,7 @@ def _masked(method: Method, s: Any) -> str:
 
 def _padding(method: Method, s: Any) -> str:
     batch = draw()
-    more = {
+    more: dict[str, Any] = {
         f.name: torch.nn.functional.pad(getattr(batch, f.name), (*(0, 0) * (getattr(batch, f.name).dim() - 2), 0, 3))
         for f in dataclasses.fields(batch)
         if isinstance(getattr(batch, f.name), Tensor) and f.name != "score_R"
@@ -468,6 +490,7 @@ def _metrics(method: Method, s: Any) -> str:
 _LOSS_SIDE = ("loss", "regularizer", "head")
 CHECKS: dict[str, tuple[Callable[[Method, Any], str], Callable[[Method], bool]]] = {
     "description complete": (_description, lambda m: True),
+    "an effect (with the settings of ``example``)": (_effect, lambda m: True),
     "neutral settings change nothing": (_neutral, lambda m: m.neutral is not None),
     "order of rows and names of groups": (_order, lambda m: True),
     "masked positions are not read": (_masked, lambda m: True),
@@ -484,8 +507,8 @@ CHECKS: dict[str, tuple[Callable[[Method, Any], str], Callable[[Method], bool]]]
 
 
 def check(method: Method) -> list[Result]:
-    """All checks on one method, with its default settings."""
-    settings = method.settings()
+    """All checks on one method, with its default settings, or those of ``example``."""
+    settings = method.settings(**dict(method.example))
     return [_one(name, test, applies, method, settings) for name, (test, applies) in CHECKS.items()]
 
 

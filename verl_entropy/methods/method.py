@@ -137,6 +137,8 @@ class Method:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     neutral: Mapping[str, Any] | None = None
     """Settings under which it changes nothing; None: it has none."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """Settings under which a dozen rows show an effect, where the defaults need more; for the contract."""
     state: Callable[[Any], State] | None = None
     """The state for given settings; None: it keeps none."""
     logits: Callable[[Any], Mapping[str, LogitsOutput]] | None = None
@@ -147,8 +149,8 @@ class Method:
     """What its loss side reads of the batch: (R,) or (R, T) by name; ``ctx.column(name)`` there."""
     batch: Callable[[AdvantageContext, Any], dict[str, Any]] | None = None
     """Statistics over the whole batch, taken after the advantages; joined to ``ctx.info[<method>]``."""
-    origin: str = "verl_entropy"
-    """Where it comes from; set by the registry for methods from outside."""
+    origin: str = "verl-entropy"
+    """The distribution it comes from; set by the registry for methods from outside."""
     chosen_as: str = ""
     """How it was named in the configuration, if not by its name: pkg.mod:NAME."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from verl_entropy.config import presets
 from verl_entropy.cpu.launch import cpu_env, cpu_overrides
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
+from verl_entropy.files import write_atomic
 from verl_entropy.quickstart import build
 from verl_entropy.runs.runfile import STEPS
 
@@ -213,7 +214,7 @@ def summary(args: argparse.Namespace, run: Path, minutes: float) -> dict:
     for split in ("seen", "unseen"):
         result[f"{split}_before"] = validation(steps[checked[0]], split)
         result[f"{split}_after"] = validation(steps[checked[-1]], split)
-    (run / "summary.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_atomic(run / "summary.json", json.dumps(result, indent=1).encode() + b"\n")
     return result
 
 

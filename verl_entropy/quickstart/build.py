@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.source import FIRST_HELD_OUT, SEEDS_PER_RUN, Task, rl_rows
@@ -47,19 +49,22 @@ def agent_settings() -> AgentSettings:
     return AgentSettings.from_mappings(AGENT)
 
 
-def build_tokenizer():
-    """One token per word; everything the environment can say is in the vocabulary."""
+def word_level(words: Sequence[str], template: str = TEMPLATE, **special: Any):
+    """A tokenizer with one token per word: ``words`` by id, among them <unk>; ``special``: ``eos_token`` and the like."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, *sorted({*household_vocabulary(), *OTHER.split()} - set(SPECIAL))]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>"
-    )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", **special)
+    tokenizer.chat_template = template
     return tokenizer
+
+
+def build_tokenizer():
+    """Everything the environment can say is in the vocabulary."""
+    words = [*SPECIAL, *sorted({*household_vocabulary(), *OTHER.split()} - set(SPECIAL))]
+    return word_level(words, pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>")
 
 
 def build_model(vocabulary: int, seed: int):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
 from verl_entropy.data.source import Task
+from verl_entropy.files import new_folder
 from verl_entropy.quickstart import build
 
 EPISODES = 2500
@@ -81,7 +82,6 @@ def train(model, rows: list[Row], seed: int, steps: int = STEPS, tick: Callable[
 
 def save(model, tokenizer, folder: Path) -> None:
     """Write a Hugging Face checkpoint that appears only when it is complete."""
-    partial = folder.with_name(folder.name + ".partial")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(folder)
+    with new_folder(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)

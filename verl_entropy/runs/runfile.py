@@ -14,14 +14,17 @@ says that everything from that step on is void.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import platform
 import re
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ import numpy as np
 
 from verl_entropy import __version__
 from verl_entropy.config.settings import setting
+from verl_entropy.files import write_atomic
 
 FORMAT = 1
 META, STEPS, TURNS, SAMPLES = "run.json", "steps.jsonl", "turns", "samples"
@@ -38,6 +42,8 @@ SESSION = re.compile(r"metrics-\d{8}-\d{6}")
 """Name, without ending, of the metrics file that ``launch.sh`` makes in the folder of a run, a new one each time it goes on."""
 _STEP_FILE = re.compile(r"step-(\d+)\.(?:parquet|json)$")
 _ROWS_FILE = re.compile(r"rows-(\d+)-(\d+)\.parquet$")
+PER_TOKEN = ("tokens", "entropy", "log_prob", "advantages", "advantages_before", "ratio", "dropped")
+"""Lists of a stored turn with an entry for each of its tokens."""
 MAX_POINTS = 512
 """Samples without turns that a step keeps; as many as the settings can sample."""
 MAX_PROBLEMS = 20
@@ -64,21 +70,6 @@ class RunSettings:
 
 
 # ----------------------------------------------------------------------------- writing
-
-
-def write_atomic(path: Path, data: bytes, flush: bool = True) -> None:
-    """Write ``data`` so that ``path`` is the old file or the whole new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            if flush:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:  # a full disk must not also keep the part
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _number(value: Any) -> float | int | None:
@@ -135,6 +126,15 @@ def move_aside(folder: Path) -> Path | None:
     return target
 
 
+def _versions() -> dict[str, str]:
+    """Versions of what a run depends on, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for name in ("verl", "torch", "transformers", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 class RunWriter:
     """Writes a run into ``folder``; ``step`` once per training step, from one process."""
 
@@ -154,6 +154,7 @@ class RunWriter:
             path.mkdir(parents=True, exist_ok=True)
         self._last = self._mend()
         meta = {"format": FORMAT, "verl_entropy": __version__, "name": name or self.folder.name, "started": time.time()}
+        meta["versions"] = _versions()
         write_atomic(self.folder / META, _dump({**meta, "config": _plain(config or {})}), self.settings.flush)
         self._file = os.open(self.folder / STEPS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -317,11 +318,11 @@ def _bounded(sample: dict[str, Any], max_tokens: int, max_chars: int) -> dict[st
     for turn in turns if isinstance(turns, list) else ():
         if not isinstance(turn, dict):
             continue
-        for key in ("text", "prompt", "observation", "action"):
+        for key in ("text", "prompt", "observation", "thought", "action"):
             if isinstance(turn.get(key), str):
                 turn[key] = turn[key][:max_chars]
         length = max((len(turn[k]) for k in ("tokens", "entropy") if isinstance(turn.get(k), list)), default=0)
-        for key in ("tokens", "entropy", "log_prob"):
+        for key in PER_TOKEN:
             if isinstance(turn.get(key), list):
                 turn[key] = turn[key][:left]
         if isinstance(turn.get("tokens"), list):
@@ -413,6 +414,26 @@ class _Columns:
             column.void(step)
 
 
+@dataclass
+class _Place:
+    """How far a file of lines was read."""
+
+    offset: int = 0
+    lines: int = 0
+    newest: int | None = None
+    foreign: bool = False
+    file: tuple[int, int] | None = None
+
+
+def _signature(path: Path | None) -> tuple[int, int] | None:
+    """What changes with a file: its number and size; None where there is none."""
+    try:
+        found = path.stat() if path is not None else None
+    except FileNotFoundError:
+        return None
+    return (found.st_ino, found.st_size) if found else None
+
+
 class RunReader:
     """Reads a run, also while it goes on: ours (a folder or its steps.jsonl) or verl's FileLogger (any .jsonl).
 
@@ -426,21 +447,46 @@ class RunReader:
         self.under_way = False
         """The last line has no end: a step is being written, or the run was killed in it."""
         self._uncounted = 0
+        self._places: dict[Path, _Place] = {}
         self._folder, files = self._locate()
+        self._meta_read = _signature(self._folder / META if self._folder else None)
         self.meta = self._read_meta()
         self.name = str(self.meta.get("name") or (self._folder.name if self._folder else files[0].stem))
         config = self.meta.get("config")
         self.config: dict[str, Any] = config if isinstance(config, dict) else {}
-        columns = _Columns()
-        for file in files:
-            self._read_lines(file, columns, resumed=file != files[0])
-        self._columns = columns.by_key
+        self._columns = _Columns()
         self._ordered: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self.steps = columns.steps.ordered()[0]
+        self._parsed: dict[Path, tuple[tuple[int, int], Any]] = {}
+        self._files = files
+        for file in files:
+            self._places[file] = _Place()
+            self._read_lines(file, resumed=file != files[0])
+        self.steps = self._columns.steps.ordered()[0]
         if not len(self.steps):
             self._problem(f"{files[-1]}: no step in it yet")
         if self._uncounted:
             self.problems.append(f"and {self._uncounted} more")
+
+    def refresh(self) -> bool:
+        """Read what was appended since; False where the run is another one by now, and must be read anew.
+
+        Cheap: only new lines are read and parsed.
+        """
+        if self._locate()[1] != self._files or self._meta_read != _signature(self._folder / META if self._folder else None):
+            return False
+        for file in self._files:
+            place, now = self._places[file], _signature(file)
+            if now is None or place.file is None or now[0] != place.file[0] or now[1] < place.offset:
+                return False
+        before = len(self.steps)
+        for file in self._files:
+            if _signature(file) != self._places[file].file:
+                self._read_lines(file, resumed=False)
+                self._ordered.clear()
+        self.steps = self._columns.steps.ordered()[0]
+        if not before and len(self.steps):
+            self.problems = [text for text in self.problems if not text.endswith("no step in it yet")]
+        return True
 
     def _locate(self) -> tuple[Path | None, list[Path]]:
         """The folder of a run file, if it is one, and the files with its lines."""
@@ -480,28 +526,34 @@ class RunReader:
             self._problem(f"{META}: format {version!r}, this version knows {FORMAT}; read as far as it is understood")
         return meta
 
-    def _read_lines(self, file: Path, columns: _Columns, resumed: bool = False) -> None:
+    def _read_lines(self, file: Path, resumed: bool = False) -> None:
+        """Read the lines from where the last reading of this file ended."""
         if not file.is_file():
             return
-        newest = None
-        foreign = self.under_way = False
+        place, columns = self._places[file], self._columns
+        self.under_way = False
+        place.file = _signature(file)
         with open(file, "rb") as lines:
-            for number, line in enumerate(lines, 1):
+            lines.seek(place.offset)
+            for line in lines:
                 if not line.endswith(b"\n"):
                     self.under_way = True
-                    if number > 1 or not self._whole(line):
+                    if place.lines or not self._whole(line):
                         break
+                place.offset += len(line)
+                place.lines += 1
                 if not line.strip():
                     continue
-                record = self._load(line, f"{file.name}:{number}")
+                where = f"{file.name}:{place.lines}"
+                record = self._load(line, where)
                 if record is None:
                     continue
-                if isinstance(record, dict) and record.get("v", FORMAT) != FORMAT and not foreign:
-                    foreign = True
-                    self._problem(f"{file.name}:{number}: format {record['v']!r}, this version knows {FORMAT}")
-                newest = self._take(record, f"{file.name}:{number}", columns, newest)
-                if resumed and newest is not None:
-                    columns.void(newest + 1)  # the first step may be the checkpoint's, validated again
+                if isinstance(record, dict) and record.get("v", FORMAT) != FORMAT and not place.foreign:
+                    place.foreign = True
+                    self._problem(f"{where}: format {record['v']!r}, this version knows {FORMAT}")
+                place.newest = self._take(record, where, columns, place.newest)
+                if resumed and place.newest is not None:
+                    columns.void(place.newest + 1)  # the first step may be the checkpoint's, validated again
                     resumed = False
 
     @staticmethod
@@ -542,7 +594,7 @@ class RunReader:
     @property
     def keys(self) -> list[str]:
         """Names of all metrics, in order of first appearance."""
-        return list(self._columns)
+        return list(self._columns.by_key)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -553,10 +605,10 @@ class RunReader:
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps that have the metric, and its values (NaN where it was logged as missing)."""
-        if key not in self._columns:
+        if key not in self._columns.by_key:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
         if key not in self._ordered:
-            self._ordered[key] = self._columns[key].ordered()
+            self._ordered[key] = self._columns.by_key[key].ordered()
         return self._ordered[key]
 
     def turns(self, first: int = 0, last: int | None = None) -> dict[str, np.ndarray] | None:
@@ -603,7 +655,7 @@ class RunReader:
             if match is None or int(match.group(1)) not in live:
                 continue
             try:
-                record = self._load(path.read_bytes(), path.name)
+                record = self._read_once(path)
             except FileNotFoundError:
                 continue  # thinned by the writer meanwhile
             samples = record.get("samples") if isinstance(record, dict) else None
@@ -611,3 +663,10 @@ class RunReader:
                 self._problem(f"{path.name}: no list of samples")
                 continue
             yield int(match.group(1)), [s for s in samples if isinstance(s, dict)]
+
+    def _read_once(self, path: Path) -> Any:
+        """The JSON of a file, parsed again only when the file is another one."""
+        now = _signature(path)
+        if now is None or path not in self._parsed or self._parsed[path][0] != now:
+            self._parsed[path] = (now or (0, 0), self._load(path.read_bytes(), path.name))
+        return self._parsed[path][1]

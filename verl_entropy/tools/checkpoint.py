@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.files import new_folder
+
 HEAD = "seal_head."
 STATE_FILE = "verl_entropy.json"
 
@@ -144,19 +146,12 @@ def strip_head(source: str | Path, target: str | Path) -> int:
     shards = _shards(source / "actor")
     _check_optimizer(shards[0])
     rewritten = {path.name for shard in shards for path in (shard, _optimizer_of(shard))}
-    partial = target.with_name(target.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    shutil.copytree(source, partial, ignore=lambda folder, _: rewritten if Path(folder) == source / "actor" else ())
-    try:
+    with new_folder(target) as partial:
+        shutil.copytree(source, partial, ignore=lambda folder, _: rewritten if Path(folder) == source / "actor" else ())
         found = _strip_actor(shards, partial / "actor")
         state_path = partial / STATE_FILE
         if state_path.is_file():
             content = json.loads(state_path.read_text(encoding="utf-8"))
             content["head"] = None
             state_path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    partial.rename(target)
     return found

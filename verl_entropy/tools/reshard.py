@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+
+from verl_entropy.files import new_folder, replacing
 
 KINDS = ("extra_state", "optim", "model")
 """In the order of writing: with its model a rank is complete."""
@@ -181,9 +182,9 @@ class _Role:
                     path = shard_path(target, kind, world, rank)
                     # Computed without the devices, loaded on them: verl compares the mesh, and moves the values itself.
                     mesh._device_type = device
-                    torch.save(content, path.with_suffix(".partial"))
+                    with replacing(path, flush=False) as (partial,):
+                        torch.save(content, partial)
                     mesh._device_type = "cpu"
-                    os.replace(path.with_suffix(".partial"), path)
 
 
 def _complete(folder: Path, world: int) -> bool:
@@ -219,17 +220,10 @@ def _copy(source: Path, target: Path, roles: list[_Role], ranks: int) -> None:
         raise ReshardError(f"{target}: exists already; choose a new folder, nothing is overwritten.")
     if not re.fullmatch(r"global_step_\d+", target.name):  # verl takes the step from the name
         raise ReshardError(f"--out {target}: must be named global_step_<n>, such as {target / source.resolve().name}.")
-    partial = target.with_name(target.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*_world_size_*_rank_*.*"))
-    try:
+    with new_folder(target) as partial:
+        shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*_world_size_*_rank_*.*"))
         for role in roles:
             folder = partial / role.folder.name
             role.write(folder, ranks)
             config = {"FSDP_version": role.version, "world_size": ranks}
             (folder / "fsdp_config.json").write_text(json.dumps(config, indent=4), encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    partial.rename(target)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The poll interval of verl's replay buffer, as a setting, and a run that ends when its environments cannot be used.
 
-The V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
+Mends: the V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
 of a small model, and longer than a whole step of a tiny one. ``+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2`` sets
-another; on the CPU backend the default is 0.05, elsewhere verl's 2 seconds stay.
+another; on the CPU backend the default is 0.05, elsewhere verl's 2 seconds stay. And verl goes on polling for ever when an agent-loop
+worker has given up; here the next poll ends the run.
+Versions: 0.9.0, 0.9.1.
+Asked for by: the key, an agent loop of ours, the CPU backend or a chosen method.
+No longer needed when ``PPOTrainer._build_replay_buffer`` hands ``poll_interval`` to the buffer, and a worker can end a run.
 
 verl's ``trainer.v1.sampler.custom_sampler`` would take a subclass, but does not pass it the settings of
 ``algorithm.filter_groups``, so dynamic filtering would be lost without a word. The interval is therefore set on the buffer that

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over packed rows without flash-attn: transformers' attention implementation ``varlen``, on torch's own flash kernel.
 
-With ``use_remove_padding`` verl lays the rows of a micro-batch end to end in one sequence, without a mask; positions that start again at
-0 mark where a row begins. A token attends to the earlier tokens of its own row:
+Mends: with ``use_remove_padding`` verl lays the rows of a micro-batch end to end in one sequence, without a mask; positions that start
+again at 0 mark where a row begins. Of transformers' implementations only flash-attn's reads them. Here a token attends to the earlier
+tokens of its own row:
 
     bf16 and fp16 on CUDA    ``torch.nn.attention.varlen.varlen_attn``
     everything else          scaled_dot_product_attention over the rows, each padded to the longest
     a batch with a mask      transformers' own ``sdpa``
 
 What ``varlen_attn`` lacks is refused: dropout, soft capping of the scores, attention sinks.
+Versions: transformers 5.9 and 5.10 with verl 0.9.0, 0.9.1; torch 2.10 or later on CUDA.
+Asked for by: ``attn_implementation=varlen``.
+No longer needed when an implementation of transformers other than flash-attn's takes packed rows by their positions.
 
 Letters: T tokens, H query heads, K key heads, D head dimension, R rows, M tokens of the longest row.
 """

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``attn_implementation=varlen`` under verl: registered in every process that loads a model, and kept out of saved configurations."""
+"""``attn_implementation=varlen`` under verl: registered in every process that loads a model, and kept out of saved configurations.
+
+Mends: verl writes the name of the implementation into the model's configuration, which every checkpoint then holds; and it loads value
+models with flash_attention_2 whatever the configuration says.
+Versions: 0.9.0, 0.9.1.
+Asked for by: ``attn_implementation=varlen``.
+No longer needed when ``varlen`` is not, or verl leaves ``attn_implementation`` out of saved configurations and reads it for value models.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A socket of its own for the weights of every run on a host.
 
-verl's trainer hands the weights to vLLM's workers over a socket in /tmp that is named after Ray's job id. Each run that starts
+Mends: verl's trainer hands the weights to vLLM's workers over a socket in /tmp that is named after Ray's job id. Each run that starts
 its own Ray has job 01000000, so two of them on one host share the name: at times an update waits for minutes, and at times a
 server loads the weights of the other run and samples a step from them. The address of Ray's head tells the runs apart.
+Versions: 0.9.0, 0.9.1.
+Asked for by: a chosen method.
+No longer needed when ``ServerAdapter.zmq_handle`` holds more of a run than ``get_job_id()``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from verl_entropy.envs import cache
 from verl_entropy.envs.simulators import alfworld_games, alfworld_speed
 from verl_entropy.envs.simulators.alfworld_games import FOLDERS, GAMES_PER_TYPE, require_alfworld
 from verl_entropy.envs.simulators.alfworld_scenes import TASK_TYPES
-from verl_entropy.envs.tasks import choose, enough
+from verl_entropy.envs.tasks import Answer, TurnEnv, choose, enough, in_turn, some_of
 
 SOURCES = ("auto", "downloaded", "generated")
 EVALUATION = {"train": "train", "seen": "eval_in_distribution", "unseen": "eval_out_of_distribution"}
@@ -28,7 +28,7 @@ _GOAL = "Your task is to:"
 _NOT_AN_ACTION = "help"  # lists the commands; verl-agent leaves it out too
 
 
-class AlfworldEnv:
+class AlfworldEnv(TurnEnv):
     """A game chosen by ``seed``, or named in ``options``: ``{"game": file}`` or ``{"split": ..., "task_type": ..., "index": ...}``.
 
     ``source``: "downloaded" games are those of ``alfworld-download`` in ``data`` (default: ``$ALFWORLD_DATA``, else
@@ -53,14 +53,14 @@ class AlfworldEnv:
         choose("split", split, self.SPLITS)
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; ALFWorld's usual limit is 50")
-        self.split, self.task_types = split, _task_types(task_types)
+        self.split, self.task_types = split, some_of("task_types", task_types, TASK_TYPES)
         self.win_reward, self.max_turns = win_reward, max_turns
         self._root = _root(source, data, split)
         self._seeds = random.Random()
         require_alfworld()
         alfworld_speed.install()
         self._engine = _engine(split, max_turns)
-        self._file, self._over = Path(), True
+        self._file = Path()
 
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
@@ -68,17 +68,13 @@ class AlfworldEnv:
         choose("split", split, cls.SPLITS)
         root = _root(kwargs.get("source", "auto"), kwargs.get("data"), split)
         left: dict[str, list[dict[str, Any]]] = {}
-        for options, task_type in _games(root, split, _task_types(kwargs.get("task_types"))):
+        for options, task_type in _games(root, split, some_of("task_types", kwargs.get("task_types"), TASK_TYPES)):
             left.setdefault(task_type, []).append(options)
-        rng, rows = random.Random(f"alfworld/{split}/{seed}"), []
+        rng = random.Random(f"alfworld/{split}/{seed}")
         for options in left.values():
             rng.shuffle(options)
-        total = sum(map(len, left.values()))
-        wanted = total if count is None else enough(count, total, split)
-        while len(rows) < wanted:
-            turn = [task_type for task_type, options in left.items() if options]
-            rows += [_row(task_type, left[task_type].pop(), len(rows) + k) for k, task_type in enumerate(turn)]
-        return rows[:wanted]
+        found = in_turn(left, enough(count, sum(map(len, left.values())), split))
+        return [_row(task_type, options, number) for number, (task_type, options) in enumerate(found)]
 
     @classmethod
     def prepare(cls, options: Sequence[dict[str, Any]]) -> None:
@@ -94,7 +90,9 @@ class AlfworldEnv:
             task_type = options.get("task_type")
             split = options.get("split", self.split)
             choose("options['split']", split, self.SPLITS)
-            games = _games(self._root, split, self.task_types if task_type is None else _task_types([task_type]))
+            games = _games(
+                self._root, split, self.task_types if task_type is None else some_of("task_types", [task_type], TASK_TYPES)
+            )
             options = random.Random(f"{self.split}/{seed}").choice(games)[0]
         self._file = self._find(options)
         self._task_type = json.loads((self._file.parent / "traj_data.json").read_text())["task_type"]
@@ -103,19 +101,18 @@ class AlfworldEnv:
         self._engine.seed(0)
         observations, infos = self._engine.reset()
         self._goal = observations[0].split(_GOAL)[-1].strip()
-        self._turns, self._over, self._won = 0, False, False
-        return observations[0].strip(), self._info(infos)
+        self._won = False
+        self._start()
+        return self._seen(observations, infos), self._info()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one action; ends when the task is solved and after ``max_turns``."""
-        if self._over:
-            raise RuntimeError("the episode is over or was never started: call reset() before step()")
+    def _act(self, action: str) -> Answer:
         observations, _, _, infos = self._engine.step([" ".join(action.lower().split())])
-        self._turns += 1
         self._won = read_bool(infos["won"][0], "alfworld: infos['won'][0]")
-        truncated = not self._won and self._turns >= self.max_turns
-        self._over = self._won or truncated
-        return observations[0].strip(), self.win_reward * self._won, self._won, truncated, self._info(infos)
+        return self._seen(observations, infos), self.win_reward * self._won, self._won
+
+    def _seen(self, observations: Sequence[str], infos: dict[str, Any]) -> str:
+        self._actions = [a for a in infos["admissible_commands"][0] if a != _NOT_AN_ACTION]
+        return observations[0].strip()
 
     def expert_actions(self) -> list[str] | None:
         """The walkthrough in the game's file, else what the hand-coded expert does; None if that does not win in time."""
@@ -126,7 +123,7 @@ class AlfworldEnv:
 
     def close(self) -> None:
         """Free the game engine."""
-        self._over = True
+        self._playing = False
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -141,9 +138,9 @@ class AlfworldEnv:
         choose("options['split']", options.get("split", self.split), self.SPLITS)
         return alfworld_games.game(options.get("split", self.split), options["task_type"], int(options["index"]))
 
-    def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         return {
-            "admissible_actions": [a for a in infos["admissible_commands"][0] if a != _NOT_AN_ACTION],
+            "admissible_actions": self._actions,
             "won": self._won,
             "task": self._goal,
             "task_type": self._task_type,
@@ -225,16 +222,6 @@ def _downloaded(root: Path, split: str) -> list[tuple[str, str]]:
         ]
         cache.write_json(path, found)
     return [(name, task_type) for name, task_type in found]
-
-
-def _task_types(given: Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
-        return TASK_TYPES
-    if isinstance(given, str) or not given:
-        raise ValueError(f"task_types={given!r} must be a non-empty list of {', '.join(TASK_TYPES)}; leave it out for all")
-    for task_type in given:
-        choose("task_types", task_type, TASK_TYPES)
-    return tuple(given)
 
 
 def _row(task_type: str, options: dict[str, Any], seed: int) -> dict[str, Any]:

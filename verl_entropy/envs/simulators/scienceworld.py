@@ -14,7 +14,7 @@ from verl_entropy.agent.environment import few_per_core
 from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs import cache
 from verl_entropy.envs.simulators.jvm import Jvm, find_java
-from verl_entropy.envs.tasks import choose, enough
+from verl_entropy.envs.tasks import Answer, TurnEnv, choose, enough, in_turn, need, some_of
 
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
 EASY = "easy"
@@ -27,7 +27,7 @@ SAME_ORDER = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 """The simulator keeps objects in sets ordered by identity hash. With one hash for all, an episode lists them alike every time."""
 
 
-class ScienceWorldEnv:
+class ScienceWorldEnv(TurnEnv):
     """A task in a variation, chosen by ``seed`` or named in ``options={"task": ..., "variation": ...}``.
 
     ``options["split"]`` is another split for this episode.
@@ -67,7 +67,7 @@ class ScienceWorldEnv:
         self._seeds = random.Random()
         self._jvm, self._gold_jvm = _start(memory_mb), None
         self._server = _server(self._jvm)
-        self._task, self._variation, self._over = "", -1, True
+        self._task, self._variation = "", -1
 
     @classmethod
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
@@ -77,14 +77,8 @@ class ScienceWorldEnv:
         left = {task: list(folds[task][SPLITS[split]]) for task in _task_names(kwargs.get("tasks"))}
         for numbers in left.values():
             rng.shuffle(numbers)
-        rows: list[dict[str, Any]] = []
-        total = sum(map(len, left.values()))
-        wanted = total if count is None else enough(count, total, split)
-        while len(rows) < wanted:
-            order = [task for task, numbers in left.items() if numbers]
-            rng.shuffle(order)
-            rows += [_row(task, left[task].pop(), len(rows) + k) for k, task in enumerate(order)]
-        return rows[:wanted]
+        found = in_turn(left, enough(count, sum(map(len, left.values())), split), rng)
+        return [_row(task, variation, number) for number, (task, variation) in enumerate(found)]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start the variation that ``options`` name, or the one that ``seed`` draws from the split."""
@@ -104,24 +98,19 @@ class ScienceWorldEnv:
         # The package's own reset looks around too: before the first step the score is still that of the last episode.
         observation = self._server.step("look around")
         self._goal = self._server.getTaskDescription().removeprefix("Task Description:").strip()
-        self._turns, self._over, self._score = 0, False, self._read_score()
+        self._score = self._read_score()
+        self._start()
         return observation, self._info()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one action; ends at score 100, at a negative score and after ``max_turns``."""
-        if self._over:
-            raise RuntimeError("the episode is over or was never started: call reset() before step()")
+    def _act(self, action: str) -> Answer:
         observation = self._server.step(" ".join(action.split()))
         before, self._score = self._score, self._read_score()
-        self._turns += 1
         won, failed = self._score >= 100, self._score < 0
         terminated = won or failed or read_bool(self._server.getCompleted(), "scienceworld: getCompleted()")
-        truncated = not terminated and self._turns >= self.max_turns
-        self._over = terminated or truncated
         reward = self.win_reward * float(won)
         if self.reward == "dense":
             reward = self.win_reward * (self._score - before) / 100
-        return observation, reward, terminated, truncated, self._info()
+        return observation, reward, terminated
 
     def expert_actions(self) -> list[str] | None:
         """The simulator's own gold path, from a second Java process (it would slow this one down) or the cache.
@@ -147,7 +136,7 @@ class ScienceWorldEnv:
 
     def close(self) -> None:
         """End the Java processes."""
-        self._over = True
+        self._playing = False
         for jvm in (self._jvm, self._gold_jvm):
             if jvm is not None:
                 jvm.close()
@@ -169,7 +158,7 @@ class ScienceWorldEnv:
             "won": self._score >= 100,
             "score": self._score,
         }
-        if self.admissible and not self._over:
+        if self.admissible and self._playing:
             info["admissible_actions"] = self._jvm.strings(self._server.getValidActionObjectCombinations())
         return info
 
@@ -208,11 +197,7 @@ def _server(jvm: Jvm) -> Any:
 
 
 def _package() -> Any:
-    try:
-        from scienceworld import constants
-    except ImportError as error:
-        raise ValueError(f"environment='scienceworld': {error}; pip install scienceworld (and Java 17)") from error
-    return constants
+    return need("scienceworld.constants", "scienceworld", "pip install scienceworld (and Java 17)")
 
 
 def _version() -> str:
@@ -221,14 +206,7 @@ def _version() -> str:
 
 
 def _task_names(tasks: Sequence[str] | None) -> tuple[str, ...]:
-    known = tuple(sorted(_package().ID2TASK.values()))
-    if tasks is None:
-        return known
-    if isinstance(tasks, str) or not tasks:
-        raise ValueError(f"tasks={tasks!r} must be a non-empty list of ScienceWorld's tasks; leave it out for all 30")
-    for task in tasks:
-        choose("tasks", task, known)
-    return tuple(tasks)
+    return some_of("tasks", tasks, sorted(_package().ID2TASK.values()))
 
 
 def _simplification_text(given: str | Sequence[str]) -> str:

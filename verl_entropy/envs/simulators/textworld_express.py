@@ -11,7 +11,7 @@ from typing import Any
 from verl_entropy.agent.environment import few_per_core
 from verl_entropy.batch.foreign import read_bool
 from verl_entropy.envs.simulators.jvm import Jvm, find_java
-from verl_entropy.envs.tasks import choose, enough
+from verl_entropy.envs.tasks import Answer, TurnEnv, choose, enough, need, some_of
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
 FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
@@ -31,7 +31,7 @@ DIFFICULTIES: dict[str, dict[str, dict[str, int]]] = {
 }
 
 
-class TextWorldExpressEnv:
+class TextWorldExpressEnv(TurnEnv):
     """A game of a fold, chosen by ``seed`` or named in ``options={"game": ..., "game_seed": ...}``.
 
     ``options["split"]`` is another fold for this episode.
@@ -63,14 +63,14 @@ class TextWorldExpressEnv:
             choose("params", game, GAMES)
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; the package's own limit is 100")
-        self.split, self.games = split, _game_names(games)
+        self.split, self.games = split, some_of("games", games, GAMES)
         self.reward, self.win_reward, self.max_turns = reward, win_reward, max_turns
         self._params = {game: {**DIFFICULTIES[difficulty].get(game, {}), **dict((params or {}).get(game, {}))} for game in GAMES}
         self._seeds = random.Random()
         find_java()
         self._jvm = Jvm(_package().JAR_PATH, memory_mb=memory_mb)
         self._loaded: dict[str, Any] = {}  # a generator per game keeps its catalogue
-        self._over, self._played = True, []
+        self._played: list[str] = []
         try:
             for game in self.games:
                 self._generator(game)
@@ -82,12 +82,12 @@ class TextWorldExpressEnv:
     def episodes(cls, split: str, *, count: int | None = None, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
         """Rows of a data set: every seed of the fold for every game, or ``count`` of them, the games in turn."""
         choose("split", split, cls.SPLITS)
-        games, rng = _game_names(kwargs.get("games")), random.Random(f"textworld_express/{split}/{seed}")
+        games, rng = some_of("games", kwargs.get("games"), GAMES), random.Random(f"textworld_express/{split}/{seed}")
         seeds = {game: rng.sample(range(SEEDS_PER_FOLD), SEEDS_PER_FOLD) for game in games}
         total = SEEDS_PER_FOLD * len(games)
         return [
             _row(games[k % len(games)], FIRST_SEED[split] + seeds[games[k % len(games)]][k // len(games)], k)
-            for k in range(total if count is None else enough(count, total, split))
+            for k in range(enough(count, total, split))
         ]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -106,23 +106,18 @@ class TextWorldExpressEnv:
         self._server = self._generator(self._game)
         answer = json.loads(self._server.generateNewGameJSON(self._number, self._fold(), False))
         self._goal = self._server.getTaskDescription()
-        self._turns, self._over, self._played, self._score = 0, False, [], answer["score"]
-        return answer["observation"], self._info(answer)
+        self._played, self._score, self._answer = [], answer["score"], answer
+        self._start()
+        return answer["observation"], self._info()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one action; ends when the task is solved or failed, and after ``max_turns``."""
-        if self._over:
-            raise RuntimeError("the episode is over or was never started: call reset() before step()")
+    def _act(self, action: str) -> Answer:
         self._played.append(" ".join(action.split()))
-        answer = json.loads(self._server.stepJSON(self._played[-1]))
+        self._answer = answer = json.loads(self._server.stepJSON(self._played[-1]))
         before, self._score = self._score, answer["score"]
-        self._turns += 1
         won = read_bool(answer["tasksuccess"], "textworld_express: tasksuccess")
         terminated = won or read_bool(answer["taskfailure"], "textworld_express: taskfailure")
-        truncated = not terminated and self._turns >= self.max_turns
-        self._over = terminated or truncated
         gain = float(won) if self.reward == "sparse" else self._score - before
-        return answer["observation"], self.win_reward * gain, terminated, truncated, self._info(answer)
+        return answer["observation"], self.win_reward * gain, terminated
 
     def expert_actions(self) -> list[str] | None:
         """The package's gold path of this game from its start; None if it is longer than ``max_turns``.
@@ -143,7 +138,7 @@ class TextWorldExpressEnv:
 
     def close(self) -> None:
         """End the Java process."""
-        self._over = True
+        self._playing = False
         self._jvm.close()
 
     def _fold(self) -> str:
@@ -160,7 +155,8 @@ class TextWorldExpressEnv:
             self._loaded[game] = server
         return self._loaded[game]
 
-    def _info(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
+        answer = self._answer
         return {
             "admissible_actions": sorted(answer["validActions"]),
             "won": read_bool(answer["tasksuccess"], "textworld_express: tasksuccess"),
@@ -172,21 +168,7 @@ class TextWorldExpressEnv:
 
 
 def _package() -> Any:
-    try:
-        from textworld_express import constants
-    except ImportError as error:
-        raise ValueError(f"environment='textworld_express': {error}; pip install textworld-express (and Java 17)") from error
-    return constants
-
-
-def _game_names(games: Sequence[str] | None) -> tuple[str, ...]:
-    if games is None:
-        return GAMES
-    if isinstance(games, str) or not games:
-        raise ValueError(f"games={games!r} must be a non-empty list of {', '.join(GAMES)}; leave it out for all")
-    for game in games:
-        choose("games", game, GAMES)
-    return tuple(games)
+    return need("textworld_express.constants", "textworld_express", "pip install textworld-express (and Java 17)")
 
 
 def _row(game: str, number: int, seed: int) -> dict[str, Any]:

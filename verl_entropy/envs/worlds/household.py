@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from verl_entropy.envs.tasks import choose
+from verl_entropy.envs.tasks import Answer, TurnEnv, choose, some_of
 from verl_entropy.envs.worlds.household_expert import HouseholdExpert
 from verl_entropy.envs.worlds.household_world import (
     APPLIANCES,
@@ -40,7 +40,7 @@ FAILED = "That does not work."
 _PHRASES = f"{FAILED} You are in at see. On it: In nothing. It is closed. Doors: hold look go to open close take from move with use on places"
 
 
-class HouseholdEnv:
+class HouseholdEnv(TurnEnv):
     """Six families of household tasks under partial observation; Gymnasium's interface without Gymnasium.
 
     What is inside a receptacle is seen only from there, and inside a closed one not at all. One thing can be carried.
@@ -65,14 +65,10 @@ class HouseholdEnv:
     ) -> None:
         choose("split", split, SPLITS)
         choose("difficulty", difficulty, tuple(DIFFICULTIES))
-        for task_type in task_types or ():
-            choose("task_types", task_type, possible_tasks(difficulty))
-        if task_types is not None and (isinstance(task_types, str) or not task_types):
-            raise ValueError(f"task_types={task_types!r} must be a non-empty list of {TASK_TYPES}; leave it out for all")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns!r} must be at least 1; leave it out for the difficulty's default")
         self.split, self.difficulty, self.list_places = split, difficulty, list_places
-        self.task_types = tuple(task_types or possible_tasks(difficulty))
+        self.task_types = some_of("task_types", task_types, possible_tasks(difficulty))
         self.max_turns = max_turns or DIFFICULTIES[difficulty].max_turns
         self._seeds = random.Random()
         self._episode: Episode | None = None
@@ -93,7 +89,7 @@ class HouseholdEnv:
 
     def expert_actions(self) -> list[str] | None:
         """What `HouseholdExpert` does from here to the goal, on a copy; None if the turns left are too few."""
-        if self._episode is None or self._done:
+        if not self._playing:
             return None
         twin, expert, actions = copy.deepcopy(self), HouseholdExpert(self._task()), []
         observation, done = twin._describe(), False
@@ -127,15 +123,12 @@ class HouseholdEnv:
         self._room, self._here, self._held = episode.room, "", ""
         self._open: set[str] = set()
         self._lit: set[str] = set()
-        self._turns, self._won, self._done = 0, False, False
+        self._won = False
+        self._start()
         self._actions = self._admissible()
         return self._describe(), self._info()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one action; returns (observation, reward, terminated, truncated, info)."""
-        if self._episode is None or self._done:
-            raise RuntimeError("the episode is over or was never started: call reset() before step()")
-        self._turns += 1
+    def _act(self, action: str) -> Answer:
         parsed = self._actions.get(" ".join(action.lower().split()))
         if parsed is None:
             observation = f"{FAILED} {self._describe()}"
@@ -144,13 +137,11 @@ class HouseholdEnv:
             observation = self._describe(overview=parsed[0] == "look")
             self._actions = self._admissible()
         self._won = self._solved()
-        truncated = not self._won and self._turns >= self.max_turns
-        self._done = self._won or truncated
-        return observation, WIN_REWARD if self._won else 0.0, self._won, truncated, self._info()
+        return observation, WIN_REWARD if self._won else 0.0, self._won
 
     def close(self) -> None:
         """End the episode; the environment can be reset again."""
-        self._episode = None
+        self._playing = False
 
     def _info(self) -> dict[str, Any]:
         return {

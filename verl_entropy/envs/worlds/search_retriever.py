@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from verl_entropy import http_client
 from verl_entropy.envs.tasks import read_rows, text_of
 from verl_entropy.envs.worlds.search_corpus import Passage, world
 from verl_entropy.envs.worlds.search_index import BM25Index
+from verl_entropy.http_client import BadStatus, NoAnswer
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.5  # doubled at every retry: a restart of a server's worker takes seconds, not minutes
@@ -51,9 +49,9 @@ class HttpRetriever:
     """``POST {"queries": [...], "topk": k, "return_scores": true}`` -> ``{"result": [[{"document": ..., "score": ...}]]}``."""
 
     def __init__(self, url: str, timeout_s: float, retries: int) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not http_client.is_url(url):
             raise ValueError(f"retriever={url!r}: must be 'embedded' or a URL such as http://127.0.0.1:8000/retrieve")
+        parts = urlsplit(url)
         self.url = url if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}/retrieve"
         self._timeout_s, self._retries = timeout_s, retries
         self.skipped = 0
@@ -61,30 +59,21 @@ class HttpRetriever:
 
     def search(self, query: str, top: int) -> list[Passage]:
         """Ask the server, again after a failure of the connection or of the server itself; RetrieverError in the end."""
-        body = json.dumps({"queries": [query], "topk": top, "return_scores": True}).encode()
-        wait, problem = FIRST_WAIT_S, ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(wait)
-                wait *= 2
-            try:
-                return self._read(self._post(body))[:top]
-            except urllib.error.HTTPError as error:
-                problem = f"answered {error.code} {error.reason}"
-                if error.code < 500:
-                    break
-            except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-                problem = f"does not answer ({getattr(error, 'reason', None) or error or type(error).__name__})"
-        raise self._failed(f"{problem}, {attempt + 1} attempts of at most {self._timeout_s:g} s")
+        body = {"queries": [query], "topk": top, "return_scores": True}
 
-    def _post(self, body: bytes) -> Any:
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-            text = answer.read()
+        def send() -> bytes:
+            return http_client.send(self.url, body, timeout_s=self._timeout_s)
+
         try:
-            return json.loads(text)
+            text = http_client.again(send, retries=self._retries, first_wait_s=FIRST_WAIT_S, passes=_passes)
+        except (BadStatus, NoAnswer) as error:
+            problem = f"answered {error.code} {error.reason}" if isinstance(error, BadStatus) else f"does not answer ({error})"
+            raise self._failed(f"{problem}, {error.attempts} attempts of at most {self._timeout_s:g} s") from error
+        try:
+            answer = json.loads(text)
         except ValueError as error:
             raise self._failed(f"answered something that is not JSON: {text[:80]!r}") from error
+        return self._read(answer)[:top]
 
     def _read(self, answer: Any) -> list[Passage]:
         """The passages of the one query; with or without scores."""
@@ -114,6 +103,11 @@ class HttpRetriever:
             f"retriever={self.url!r} {problem}. Start the retrieval server and check the URL, raise retriever_timeout_s, "
             "or set retriever=embedded"
         )
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether another attempt may succeed: a failure of the connection or of the server itself."""
+    return isinstance(error, NoAnswer) or (isinstance(error, BadStatus) and error.code >= 500)
 
 
 def _passage(document: Mapping[str, Any]) -> Passage:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import importlib
 import json
 import os
@@ -22,13 +21,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from verl_entropy import http_client
 from verl_entropy.envs.tasks import at_least
 
 DRIVER = Path(__file__).with_name("swe_driver.py")
@@ -117,7 +115,7 @@ class SandboxFusionRunner:
     """verl's sandbox service (``sandbox_fusion``): the repository travels with the call, the service isolates the run."""
 
     def __init__(self, url: str, timeout_s: float = 10.0, memory_mb: int = 512) -> None:
-        if not str(url).startswith(("http://", "https://")):
+        if not http_client.is_url(str(url)):
             raise ValueError(f"url={url!r}: must be the service's run_code URL, such as http://127.0.0.1:8080/run_code")
         self._url, self._timeout_s = url, at_least("timeout_s", timeout_s, 0.1, whole=False)
         self._memory_mb = at_least("memory_mb", memory_mb, 128)
@@ -134,19 +132,19 @@ class SandboxFusionRunner:
             "files": {path: base64.b64encode(text.encode()).decode() for path, text in files.items()},
             "fetch_files": [],
         }
-        answer = self._post(json.dumps(body).encode())
+        answer = self._post(body)
         result = answer.get("run_result") or {}
         output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
         if answer.get("status") == "SandboxError":
             raise RunnerError(f"url={self._url!r}: the service could not run the tests: {str(answer.get('message'))[:200]}")
         return read_report(output, marker, f"{result.get('status')}, exit code {result.get('return_code')}")
 
-    def _post(self, body: bytes) -> dict[str, Any]:
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+    def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=2 * self._timeout_s + SERVICE_SECONDS) as response:
-                answer = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer = json.loads(http_client.send(self._url, body, timeout_s=2 * self._timeout_s + SERVICE_SECONDS))
+        except http_client.BadStatus as error:
+            raise RunnerError(f"url={self._url!r}: the sandbox service answered {error.code} {error.reason}: {error}") from error
+        except (http_client.NoAnswer, ValueError) as error:
             raise RunnerError(
                 f"url={self._url!r}: the sandbox service does not answer ({error}); start it, or check url"
             ) from error

@@ -34,11 +34,6 @@ def use_loss(context: LossContext):
     return _use(_loss, context)
 
 
-def has_advantage() -> bool:
-    """Whether an advantage context is current."""
-    return _advantage.get() is not None
-
-
 def advantage() -> AdvantageContext:
     """The current advantage context; an estimator of ours outside our trainer seam cannot go on."""
     context = _advantage.get()

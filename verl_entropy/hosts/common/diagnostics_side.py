@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.diagnostics import likelihood, live, representation, sampling
+from verl_entropy.diagnostics import glossary, likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import ACTIONS, PATH, Live
 from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
@@ -79,7 +79,8 @@ class DiagnosticsSide:
     def fields(self, step: int) -> list[str]:
         """Fields of the queue that the metrics of this step read beyond the trainer's."""
         sampled = [SAMPLED] if self._lead_R is not None else []
-        return sampled + (["responses"] if self._wants_text(step) else [])
+        texts = ["responses"] if self._wants_text(step) else []
+        return sampled + texts + (["prompts"] if self._wants_samples(step) else [])
 
     def _wants_text(self, step: int) -> bool:
         return self.settings.costly_at(step) or self._wants_samples(step)
@@ -109,7 +110,9 @@ class DiagnosticsSide:
         else:
             metrics = live.step_diagnostics(ctx, self.settings, texts)
         if self.writer is not None:
-            self._keep(ctx, found, responses_RT if self._wants_samples(ctx.step) else None, tokenizer)
+            wanted = self._wants_samples(ctx.step)
+            prompts = rows["prompts"].unbind() if wanted and "prompts" in rows.keys() else None
+            self._keep(ctx, found, responses_RT if wanted else None, tokenizer, prompts)
         self._seconds += time.perf_counter() - start
         return {**metrics, **extra}
 
@@ -124,7 +127,7 @@ class DiagnosticsSide:
         kept = trajectory_J >= 0  # a transform or a correction may have dropped a whole trajectory
         return sampled_metrics(ctx, trajectory_J[kept], gram_JJ[kept][:, kept], mean_JD[kept])
 
-    def _keep(self, ctx: Any, found: dict[str, Any], responses_RT: torch.Tensor | None, tokenizer: Any) -> None:
+    def _keep(self, ctx: Any, found: dict[str, Any], responses_RT: torch.Tensor | None, tokenizer: Any, prompts: Any) -> None:
         """Turn columns and trajectories for the run file."""
         columns = live.turn_columns(ctx)
         if found:
@@ -136,7 +139,7 @@ class DiagnosticsSide:
             return
         most = self.settings.run_file.max_samples
         chosen = found["trajectory"][:: max(len(found["trajectory"]) // most, 1)] if found else None
-        self._samples = live.trajectories(ctx, responses_RT, tokenizer.decode, limit=most, chosen=chosen)
+        self._samples = live.trajectories(ctx, responses_RT, tokenizer.decode, limit=most, chosen=chosen, prompts=prompts)
         if found:
             self._samples = with_representations(self._samples, found, ctx.turns)
 
@@ -168,6 +171,10 @@ class DiagnosticsSide:
         self._seconds = 0.0
         self.write(step, metrics, self._columns, self._samples)
         self._columns, self._samples = None, []
+        if self.settings.profile == "compact":
+            kept = glossary.compact(metrics)
+            metrics.clear()
+            metrics.update(kept)
         self._seconds += time.perf_counter() - start  # counted in the next step
 
     def _compare_policies(self, step: int, metrics: dict[str, Any]) -> None:

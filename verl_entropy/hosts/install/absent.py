@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that chooses anything of ours without the plugin stops when Hydra composes its configuration.
+"""What a run asks of us, seen when Hydra composes its configuration; without the plugin such a run stops there.
 
 Hydra finds our presets by itself, whether or not verl has loaded the plugin (verl before 0.9 loads none; one can be switched
-off), and takes ``+key=value`` of any name. So the search-path plugin, which always runs, calls ``guard``. Where verl is loaded and
-the plugin is not active, every configuration composed in this process is read, and nothing else is changed. Other Hydra
-applications, which do not load verl, are left alone. Needs neither torch nor verl.
+off), and takes ``+key=value`` of any name. So the search-path plugin, which always runs, calls ``guard``. Where verl is loaded,
+every configuration composed in this process is read: one that asks for nothing of ours is handed on, and verl is not touched; what
+another asks for is installed, or the run is stopped. Other Hydra applications, which do not load verl, are left alone. A program
+that makes verl's configuration without Hydra calls ``verl_entropy.hosts.install.activate.install`` first. Needs neither torch nor
+verl.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import functools
 import importlib.metadata
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from verl_entropy import __version__
@@ -24,15 +27,20 @@ from verl_entropy.methods import registry
 NAME = "verl_entropy"
 """Name of our entry point in the group verl.plugins."""
 
+PLUGIN = f"{NAME}.plugin"
+"""The module that verl imports; one that fails does not stay in ``sys.modules``."""
+
 AGENT_LOOPS = ("stepwise_env", "span_env")
+ENVIRONMENT_PATH = "data.env"
+POLL_PATH = "trainer.v1.sampler.sampler_kwargs.poll_interval"
 _reader: Any = None
 """Our stand-in for ``ConfigLoaderImpl.load_configuration``, once it is in place."""
 
 
 def guard() -> None:
-    """Read what is composed from now on, if verl is loaded and the plugin is not active as a whole."""
+    """Read what is composed from now on, if verl is loaded."""
     global _reader
-    if "verl" not in sys.modules or _active():
+    if "verl" not in sys.modules:
         return
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
@@ -43,29 +51,77 @@ def guard() -> None:
     @functools.wraps(original)
     def load_configuration(self, *args, **kwargs):
         config = original(self, *args, **kwargs)
-        if not reading.ACTIVE and not _active():
-            keys = chosen(config)
-            if keys:
-                raise SystemExit(message(keys))  # an Exception would be tried again and printed with Hydra's traceback
+        if not reading.ACTIVE and not activate.LAUNCHED:
+            listen(config)
         return config
 
     _reader = ConfigLoaderImpl.load_configuration = load_configuration
 
 
-def _active() -> bool:
-    """Whether a configuration that is composed here will be heard; verl-agent needs its launcher, patched or not."""
-    if activate.LAUNCHED:
-        return True
-    return activate.INSTALLED and not hooks.FAILED and not compat.is_verl_agent()
+def listen(config: Any) -> None:
+    """Install what a composed configuration asks for; SystemExit with cause and fix where that cannot be."""
+    asked = chosen(config)
+    if not asked:
+        if PLUGIN in sys.modules and _trains(config):
+            _warn(config)
+        return
+    if PLUGIN in sys.modules or activate.INSTALLED:
+        _install(asked)
+        if compat.is_verl_agent():  # what its registries hold by now is heard
+            asked = chosen(config)
+    keys = [key for group in asked.values() for key in group]
+    if keys and not _active(asked):
+        raise SystemExit(message(keys))  # an Exception would be tried again and printed with Hydra's traceback
 
 
-def chosen(config: Any) -> list[str]:
-    """Keys of ours that a composed configuration of verl sets, each as ``key=value``."""
-    from omegaconf import DictConfig, OmegaConf
+def _install(asked: dict[str, list[str]]) -> None:
+    try:
+        done = activate.install(asked)
+    except Exception:  # kept in activate.FAILURE, and ``message`` says it
+        return
+    if done:
+        os.environ[hooks.CHOSEN] = activate.told()  # inherited by what this process starts
+
+
+def _active(asked: dict[str, list[str]]) -> bool:
+    """Whether what is asked for will be heard here; verl-agent needs its launcher, patched or not."""
+    return activate.INSTALLED.issuperset(asked) and not hooks.FAILED and not compat.is_verl_agent()
+
+
+def _warn(config: Any) -> None:
+    """A slip in a key of ours stops the run; values of verl's keys with which it cannot work are warned of. Changes nothing."""
     from omegaconf.errors import OmegaConfBaseException
 
-    if not isinstance(config, DictConfig) or "algorithm" not in config or "actor_rollout_ref" not in config:
-        return []
+    from verl_entropy.config import plan, startup
+    from verl_entropy.config.settings import ConfigError
+    from verl_entropy.config.spelling import check_spelling
+    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.log import say
+
+    try:
+        check_spelling(config)
+    except ConfigError as error:
+        raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
+    try:
+        raw = driver.plain(config)
+        startup.refuse(plan.read(raw), raw)
+    except ConfigError as error:
+        say(f"WARNING: {error}")
+    except OmegaConfBaseException:  # an interpolation that does not resolve yet: verl itself will say so
+        return
+
+
+def _trains(config: Any) -> bool:
+    """Whether this is a configuration of one of verl's trainers of policies."""
+    from omegaconf import DictConfig
+
+    return isinstance(config, DictConfig) and "algorithm" in config and "actor_rollout_ref" in config
+
+
+def chosen(config: Any) -> dict[str, list[str]]:
+    """What a composed configuration of verl asks of us: group of ``activate`` -> the keys that ask, each as ``key=value``."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     def value(path: str) -> Any:
         try:
@@ -74,33 +130,60 @@ def chosen(config: Any) -> list[str]:
             return None
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    names = {kind: registry.names(kind) for kind in registry.FOLDERS}
-    estimator, heard = value("algorithm.adv_estimator"), _registered()
-    by_name = {
-        "algorithm.adv_estimator": {*names["estimator"], *names["transform"]} - heard,
-        f"{POLICY_LOSS_PATH}.loss_mode": {*names["loss"], *names["clip"]} - heard,
-        "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOPS,
-    }
-    found = [
-        f"{key}={value(key)}" for key, ours in by_name.items() if value(key) in ours or registry.is_reference(str(value(key)))
-    ]
-    sections = [f"{ACTOR_PATH}.{name}" for name in ("head", *names["head"])]
-    sections += [*(f"{POLICY_LOSS_PATH}.{key}" for key in ("regularizer", "clip_controller"))]
-    sections += [f"{POLICY_LOSS_PATH}.{name}" for kind in ("loss", "clip", "regularizer") for name in names[kind]]
-    plain = activate.INSTALLED and compat.is_verl_agent() and estimator in {*names["estimator"]} & heard
-    if not plain:  # a patched verl-agent hands algorithm.entropy to our registered estimators
-        sections.insert(0, ALGORITHM_PATH)
-    return found + [f"{key}={value(key)}" for key in dict.fromkeys(sections) if value(key) not in (None, {}, [])]
+    asked = {activate.VARLEN: [f"{path}=varlen" for path in _varlen(config)]}
+    if _trains(config):
+        names = {kind: registry.names(kind) for kind in registry.FOLDERS}
+        others = _registered(ours=False)
+        estimators = {*names["estimator"], *names["transform"]} - others
+        losses = {*names["loss"], *names["clip"]} - others
+        sections = [f"{ACTOR_PATH}.{name}" for name in ("head", *names["head"])]
+        sections += [f"{POLICY_LOSS_PATH}.{key}" for key in ("regularizer", "clip_controller")]
+        sections += [f"{POLICY_LOSS_PATH}.{name}" for kind in ("loss", "clip", "regularizer") for name in names[kind]]
+        heard = {*names["estimator"]} & _registered(ours=True)
+        if compat.is_verl_agent() and activate.INSTALLED and value("algorithm.adv_estimator") in heard:
+            estimators -= heard  # a patched verl-agent hands algorithm.entropy to our registered estimators
+        else:
+            sections.insert(0, ALGORITHM_PATH)
+        wanted = {
+            activate.METHODS: [("algorithm.adv_estimator", estimators), (f"{POLICY_LOSS_PATH}.loss_mode", losses)],
+            activate.AGENT_LOOPS: [("actor_rollout_ref.rollout.agent.default_agent_loop", AGENT_LOOPS)],
+        }
+        for group, pairs in wanted.items():
+            asked[group] = [
+                f"{key}={value(key)}" for key, ours in pairs if value(key) in ours or registry.is_reference(str(value(key)))
+            ]
+        given = {activate.METHODS: sections, activate.AGENT_LOOPS: [ENVIRONMENT_PATH], activate.POLL_INTERVAL: [POLL_PATH]}
+        for group, paths in given.items():
+            set_here = [f"{path}={value(path)}" for path in dict.fromkeys(paths) if value(path) not in (None, {}, [])]
+            asked[group] = asked.get(group, []) + set_here
+    return {group: keys for group, keys in asked.items() if keys}
 
 
-def _registered() -> set[str]:
-    """Names in verl's registries: who holds a name of ours there is heard (verl-agent has a gigpo of its own)."""
+def _varlen(node: Any, path: str = "") -> Iterator[str]:
+    """Paths of the keys attn_implementation with the value varlen."""
+    from omegaconf import DictConfig, OmegaConf
+
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+        return
+    for key in node:
+        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
+            continue
+        here = f"{path}.{key}" if path else str(key)
+        if key == "attn_implementation" and node[key] == "varlen":
+            yield here
+        yield from _varlen(node[key], here)
+
+
+def _registered(ours: bool) -> set[str]:
+    """Names that verl's registries hold for our functions, or for those of others (verl-agent has a gigpo of its own)."""
     core = sys.modules.get("verl.trainer.ppo.core_algos")
     if core is None:
         return set()
-    tables = (vars(core).get(table, {}) for table in ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY"))
-    members = [member.value for member in vars(core).get("AdvantageEstimator", ())] if compat.is_verl_agent() else []
-    return {str(name) for table in tables for name in table} | set(members)
+    tables = [vars(core).get(table, {}) for table in ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY")]
+    found = {str(name) for table in tables for name, f in table.items() if (f.__module__.split(".")[0] == NAME) is ours}
+    if not ours and compat.is_verl_agent():
+        found |= {member.value for member in vars(core).get("AdvantageEstimator", ())}
+    return found
 
 
 def message(keys: list[str]) -> str:
@@ -128,7 +211,7 @@ def _cause() -> tuple[str, str]:
         return f"the plugin failed to load ({activate.FAILURE})", "reinstall verl-entropy and run `verl-entropy doctor`"
     reason = compat.unsupported_reason()
     if reason is not None:
-        return reason, f"install a supported verl (pip install 'verl=={compat.SUPPORTED[-1]}')"
+        return reason.split(" Fix: ")[0].rstrip("."), f"install a supported verl (pip install 'verl=={compat.SUPPORTED[-1]}')"
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and NAME not in {name.strip() for name in policy.split(",")}:
         wanted = "auto" if policy == "none" else f"auto or {policy},{NAME}"

@@ -30,6 +30,10 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "verl.trainer.ppo.v1.trainer_base": {
         "compute_advantage_for_multi_trajectories": None,  # imported by name: the global that we rebind
+        "ReplayBuffer": None,
+        "PPOTrainer": None,
+        "PPOTrainer.__init__": ("self", "config"),
+        "PPOTrainer._build_replay_buffer": ("self",),
         "PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
         "PPOTrainer._update_actor": ("self", "batch", "metrics"),
         "PPOTrainer._save_checkpoint": ("self",),
@@ -38,29 +42,51 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer._compute_metrics": ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         "PPOTrainer._validate": ("self",),
         "PPOTrainer.step": ("self", "metrics", "timing_raw"),
+        **dict.fromkeys(
+            f"PPOTrainer.{name}"
+            for name in ("config", "global_steps", "total_training_steps", "tokenizer", "processor", "use_critic")
+        ),
     },
+    "verl.trainer.ppo.v1.replay_buffer": {
+        "ReplayBuffer.poll_interval": None,
+        "ReplayBuffer.partitions": None,
+        "ReplayBuffer._sync_metadata_from_transfer_queue": ("self",),
+    },
+    "verl.trainer.ppo.utils": {"need_critic": ("config",), "need_reference_policy": ("config",)},
     "verl.trainer.ppo.v1.utils": {
         "compute_advantage_for_multi_trajectories": ("data", "batch_keys", "adv_estimator", "config"),
     },
     "verl.workers.engine_workers": {
         "ppo_loss": None,  # imported by name: the global that we rebind
+        "ActorRolloutRefWorker": None,
+        "ActorRolloutRefWorker.config": None,
         "ActorRolloutRefWorker.init_model": ("self",),
     },
     "verl.workers.utils.losses": {
         "ppo_loss": ("config", "model_output", "data", "dp_group"),
         "no_padding_2_padding": None,  # imported by name: the global that we rebind
     },
-    "verl.workers.utils.padding": {"no_padding_2_padding": ("tensor", "data")},
+    "verl.workers.utils.padding": {
+        "no_padding_2_padding": ("tensor", "data"),
+        "response_from_nested": ("tensor", "response_mask"),
+    },
     "verl.workers.engine.base": {
+        "EngineRegistry": None,
+        "EngineRegistry._engines": None,
         "EngineRegistry.register": ("model_type", "backend", "device", "vendor"),
         "EngineRegistry.get_engine_cls": ("model_type", "backend"),
     },
     "verl.workers.engine.fsdp.transformer_impl": {
+        **dict.fromkeys(
+            f"FSDPEngine.{name}" for name in ("engine_config", "module", "rank", "use_remove_padding", "use_ulysses_sp")
+        ),
         "FSDPEngine._build_module": ("self",),
+        "FSDPEngine.get_data_parallel_group": ("self",),
         "FSDPEngine.forward_backward_batch": ("self", "data", "loss_function", "forward_only"),
         "FSDPEngine.get_per_tensor_param": ("self",),
         "FSDPEngine.get_per_tensor_param_shard": ("self",),
         "FSDPEngine._gather_and_unpad_packed": ("self", "tensor", "pad_size"),
+        "FSDPEngineWithLMHead": None,
         "FSDPEngineWithLMHead.prepare_model_inputs": ("self", "micro_batch"),
         "FSDPEngineWithLMHead.prepare_model_outputs": (
             "self",
@@ -70,23 +96,44 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
             "logits_processor_func",
         ),
     },
-    "verl.workers.config.actor": {"PolicyLossConfig": None, "FSDPActorConfig": None},
+    "verl.workers.config.actor": {
+        **dict.fromkeys(("PolicyLossConfig", "FSDPActorConfig", "ActorConfig.policy_loss", "FSDPActorConfig.strategy"))
+    },
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
-    "verl.utils.tensordict_utils": {"index_select_tensor_dict": ("batch", "indices")},
+    "verl.utils.tensordict_utils": {
+        "index_select_tensor_dict": ("batch", "indices"),
+        "assign_non_tensor": ("tensor_dict",),
+        "get_non_tensor_data": ("data", "key", "default"),
+    },
     "verl.utils.seqlen_balancing": {"get_seqlen_balanced_partitions": ("seqlen_list",)},
-    "verl.workers.rollout.vllm_rollout.vllm_rollout": {"ServerAdapter.__init__": ("self",)},
-    "verl.workers.rollout.vllm_rollout.vllm_async_server": {"vLLMHttpServer.__init__": ("self",)},
+    "verl.workers.rollout.vllm_rollout.vllm_rollout": {
+        "ServerAdapter": None,
+        "ServerAdapter.__init__": ("self",),
+        "ServerAdapter.zmq_handle": None,
+    },
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": {"vLLMHttpServer": None, "vLLMHttpServer.__init__": ("self",)},
     "verl.workers.rollout.vllm_rollout.utils": {"vLLMColocateWorkerExtension._get_zmq_handle": ("self",)},
+    "transfer_queue": {"get_client": None, "kv_batch_get": None, "kv_batch_put": None},
+    "transfer_queue.metadata": dict.fromkeys(
+        f"KVBatchMeta.{name}" for name in ("keys", "tags", "partition_id", "fields", "extra_info")
+    ),
     "transfer_queue.interface": {
         "kv_batch_get": ("keys", "partition_id", "select_fields"),
         "kv_batch_put": ("keys", "partition_id", "fields"),
     },
     "transfer_queue.client": {
+        "AsyncTransferQueueClient": None,
         "AsyncTransferQueueClient.async_put": ("self", "data"),
         "AsyncTransferQueueClient.async_kv_retrieve_meta": ("self", "keys", "partition_id"),
     },
-    "verl.utils.metric.utils": {"Metric.aggregate_dp": None, "AggregationType": None},
+    "verl.utils.metric.utils": {
+        **dict.fromkeys(("Metric", "Metric.aggregate_dp", "AggregationType", "AggregationType.MAX", "AggregationType.SUM"))
+    },
+    "verl.utils.checkpoint.checkpoint_manager": {"find_latest_ckpt_path": ("path",)},
+    "verl.utils.device": {"get_device_id": None, "get_device_name": None},
+    "verl.utils.import_utils": {"import_external_libs": ("external_libs",)},
+    "verl.utils.torch_functional": {"FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE": None},
     "verl.utils.model": {
         "update_model_config": ("module_config", "override_config_kwargs"),
         "load_valuehead_model": ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
@@ -122,14 +169,27 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return {p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)} | ({"**"} if a.kwarg else set())
 
 
+def _instance_attributes(function: ast.AST) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
 def _names(tree: ast.Module) -> dict[str, set[str] | None]:
-    """Top-level names and ``Class.method`` names of a module, with the parameters of functions."""
+    """Top-level names and ``Class.member`` names of a module (``self.member = ...`` too), with the parameters of functions."""
     names: dict[str, set[str] | None] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names[prefix + node.name] = _parameters(node)
+                for name in _instance_attributes(node) if prefix else ():
+                    names.setdefault(prefix + name, None)
             elif isinstance(node, ast.ClassDef):
                 names[prefix + node.name] = None
                 visit(node.body, f"{prefix}{node.name}.")
@@ -176,19 +236,22 @@ def is_verl_agent() -> bool:
     return any((Path(location).parent / "agent_system").is_dir() for location in locations)
 
 
-def unsupported_reason() -> str | None:
-    """Why the installed verl cannot be extended, or None if it can. Reads source only for versions not in SUPPORTED."""
+def unsupported_reason(read: bool = True) -> str | None:
+    """Why the installed verl cannot be extended, or None if it can.
+
+    ``read``: look for every symbol in the source of a version in SUPPORTED too, for people edit their checkout.
+    """
     version = verl_version()
     if is_verl_agent():
         return "this is verl-agent; start it with `python -m verl_entropy.verl_agent`"
     if version is None:
         return "verl is not installed; install it (pip install 'verl==0.9.1') beside verl-entropy"
-    if version in SUPPORTED:
+    if version in SUPPORTED and not read:
         return None
     missing = missing_symbols()
     wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x. Fix: pip install 'verl=={SUPPORTED[-1]}'"
     if missing:
         return f"verl {version} lacks {'; '.join(missing)}. {wanted}"
-    if not version.startswith(SERIES):
+    if version not in SUPPORTED and not version.startswith(SERIES):
         return f"verl {version} has every symbol that is needed but was never tested. {wanted}"
     return None

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the code of verl that this package wraps is the code that it was tested with: hashes of its source text.
+"""Whether the code that this package wraps or subclasses is the code that it was tested with: hashes of its source text.
 
-A changed body is no error (``compat`` checks that names and parameters are there), but it explains a surprise: a local patch, or a
-version of the same number. ``python -m verl_entropy.hosts.install.fingerprint`` writes the table for the installed verl.
+A fingerprint is the SHA-256 of a function's source without comments, blank lines and indentation of the whole; nothing is imported.
+Text, not syntax trees: those differ between versions of Python. Used for verl here and for verl-agent in
+``hosts.verl_agent.fingerprints``. A changed body of verl is no error (``compat`` checks that names and parameters are there), but it
+explains a surprise: a local patch, or a version of the same number. ``python -m verl_entropy.hosts.install.fingerprint`` writes the
+table for the installed verl.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import textwrap
 from pathlib import Path
 
 from verl_entropy.hosts.install import compat
@@ -18,20 +22,25 @@ TABLE = Path(__file__).with_name("fingerprints.json")
 """version -> symbol -> hash."""
 
 
-def _nodes(tree: ast.Module) -> dict[str, ast.AST]:
-    """Functions by name and methods by ``Class.method``; later definitions win, as in Python."""
-    found: dict[str, ast.AST] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            found.update({f"{node.name}.{n.name}": n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)})
-    found.update({n.name: n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)})
+def functions(source: str) -> dict[str, str]:
+    """Fingerprints of the functions and methods of a source text, by qualified name; later definitions win, as in Python."""
+    lines, found = source.splitlines(), {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                found[prefix + node.name] = _digest(lines[start - 1 : node.end_lineno])
+
+    visit(ast.parse(source).body, "")
     return found
 
 
-def _hash(lines: list[str], node: ast.AST) -> str:
-    # Text, not syntax trees: those differ between versions of Python.
-    text = "\n".join(line.rstrip() for line in lines[node.lineno - 1 : node.end_lineno])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _digest(lines: list[str]) -> str:
+    code = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return hashlib.sha256(textwrap.dedent("\n".join(code)).encode()).hexdigest()[:16]
 
 
 def installed() -> dict[str, str]:
@@ -41,8 +50,8 @@ def installed() -> dict[str, str]:
         text = compat.source(module)
         if text is None:
             continue
-        nodes, lines = _nodes(ast.parse(text)), text.splitlines()
-        found.update({f"{module}.{name}": _hash(lines, nodes[name]) for name in symbols if name in nodes})
+        known = functions(text)
+        found.update({f"{module}.{name}": known[name] for name in symbols if name in known})
     return found
 
 

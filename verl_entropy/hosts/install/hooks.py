@@ -4,6 +4,9 @@
 verl imports its trainer, workers and registries late and in different processes. Importing them from the plugin would cost
 seconds in every process and would be circular, so each piece of glue waits here for the verl module that it belongs to.
 
+Nothing waits before a run asks for it, and by then some of verl is imported: a function for a module that is loaded runs at once,
+and what other modules have imported of it by name (``spread``) is replaced there too.
+
 A function that raises does not break verl: the module is put back as it was, the cause is printed and kept in ``FAILED``, and
 the other functions still run. Where a run has chosen anything of ours, ``require`` makes such a failure stop it.
 """
@@ -15,18 +18,19 @@ import importlib.machinery
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from verl_entropy.log import say
 
 Callback = Callable[[ModuleType], None]
-_callbacks: dict[str, list[Callback]] = {}
+_callbacks: dict[str, list[tuple[Callback, tuple[str, ...]]]] = {}
+"""Module -> functions that wait for it, each with the names that other modules import from it."""
 _required = False
 
 CHOSEN = "VERL_ENTROPY_CHOSEN"
-"""Environment variable that the driver sets for the processes of a run that has chosen anything of ours."""
+"""Environment variable that the driver sets for the processes of its run: the groups of pieces that are asked for, by commas."""
 
 FAILED: dict[str, str] = {}
 """Module -> why a function that waited for it raised."""
@@ -87,13 +91,16 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 
-def after_import(name: str, callback: Callback) -> None:
-    """Call ``callback(module)`` once, right after module ``name`` is imported; at once if it is imported already."""
+def after_import(name: str, callback: Callback, spread: Sequence[str] = ()) -> None:
+    """Call ``callback(module)`` once, right after module ``name`` is imported; at once if it is imported already.
+
+    What it puts in the place of a name in ``spread`` replaces the old object in every other module that holds it by that name.
+    """
     module = sys.modules.get(name)
     if module is not None:
-        _run(module, [callback])
+        _run(module, [(callback, tuple(spread))])
         return
-    _callbacks.setdefault(name, []).append(callback)
+    _callbacks.setdefault(name, []).append((callback, tuple(spread)))
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
@@ -119,11 +126,12 @@ def _refusal() -> str:
     )
 
 
-def _run(module: ModuleType, callbacks: list[Callback]) -> None:
+def _run(module: ModuleType, callbacks: list[tuple[Callback, tuple[str, ...]]]) -> None:
     """Every callback, also after one that raised; what a raising one changed in the module is undone."""
-    for callback in callbacks:
+    for callback, spread in callbacks:
         before = _state(module)
         try:
+            old = {name: vars(module)[name] for name in spread}
             callback(module)
         except Exception as error:
             _restore(before)
@@ -133,8 +141,20 @@ def _run(module: ModuleType, callbacks: list[Callback]) -> None:
                 f"{module.__name__} is left as it was, for the plugin's piece for it failed: {cause}. A run that has chosen "
                 "anything of verl-entropy stops; any other goes on. Fix: run `verl-entropy doctor`."
             )
-    if module.__name__ in FAILED and (_required or os.environ.get(CHOSEN) == "1"):
+        else:
+            _spread(module, old)
+    if module.__name__ in FAILED and (_required or os.environ.get(CHOSEN)):
         raise HookError(_refusal())
+
+
+def _spread(module: ModuleType, old: dict[str, Any]) -> None:
+    """Give the modules that hold an old object of ``module`` by its name the new one."""
+    changed = {name: vars(module)[name] for name, was in old.items() if vars(module)[name] is not was}
+    for holder in list(sys.modules.values()) if changed else ():
+        if isinstance(holder, ModuleType):
+            for name, new in changed.items():
+                if vars(holder).get(name) is old[name]:
+                    setattr(holder, name, new)
 
 
 def _state(module: ModuleType) -> list[tuple[Any, dict]]:

@@ -71,12 +71,6 @@ def features() -> frozenset[str]:
     return frozenset(f for f, (module, line) in table.items() if line in _text(root, module.replace(".", "/") + ".py"))
 
 
-def applied() -> bool:
-    """Whether the whole series is applied."""
-    name = series()
-    return name is not None and features() == frozenset(SERIES[name][1])
-
-
 def describe() -> str | None:
     """A line for the banner and the doctor; None for unpatched source."""
     name, found = series(), features()

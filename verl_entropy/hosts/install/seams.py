@@ -93,13 +93,17 @@ SEAMS = {
 
 
 def probe() -> dict[str, Any]:
-    """Import each module that the plugin waits for, as verl does, and say whether our piece is in it."""
+    """Import each module that a piece of ours goes into, as verl does, and say whether it is there.
+
+    In a process of a run (``VERL_ENTROPY_CHOSEN``) the import of verl installs; elsewhere this installs what a driver would.
+    """
     start = time.monotonic()
     import verl  # noqa: F401  (loads the plugins, as in every process of a run)
 
-    from verl_entropy.hosts.install import activate
+    from verl_entropy.hosts.install import absent, activate, hooks
 
-    loaded_by_verl = activate.INSTALLED
+    loaded_by_verl = absent.PLUGIN in sys.modules and (activate.METHODS in activate.INSTALLED or not os.environ.get(hooks.CHOSEN))
+    activate.install()
     seams = {title: test(importlib.import_module(module)) for module, (title, test) in SEAMS.items()}
     return {
         "pid": os.getpid(),
@@ -111,11 +115,22 @@ def probe() -> dict[str, Any]:
 
 
 def _in_ray() -> dict[str, Any]:
-    """``probe`` in a worker of a Ray of its own, whatever cluster the environment names."""
+    """``probe`` in a worker of a Ray of its own, whatever cluster the environment names; it is told of a choice as in a run."""
     import ray
 
+    from verl_entropy.hosts.install import activate, hooks
+
+    told = {"env_vars": {hooks.CHOSEN: activate.METHODS}}
     with tempfile.TemporaryDirectory(prefix="ve-", ignore_cleanup_errors=True) as folder:
-        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder, logging_level="ERROR")
+        ray.init(
+            "local",
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=folder,
+            logging_level="ERROR",
+            runtime_env=told,
+        )
         try:
             # Imported by name in the worker: nothing of this process travels there.
             task = ray.remote(num_cpus=1)(_probe_by_name)

@@ -26,6 +26,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, loss_side
 from verl_entropy.hosts.common.trainer_keys import PREFIX, WHOLE_MASKS, WORKER_INFO
+from verl_entropy.hosts.install.rebound import rebound
 from verl_entropy.hosts.verl_agent import advantages, micro
 from verl_entropy.hosts.verl_agent.head import OutsideHead
 from verl_entropy.hosts.verl_agent.ranks import average, total, world_size
@@ -181,7 +182,7 @@ class EntropyActor(DataParallelPPOActor):
         """verl-agent's pass, with entropies in the order of the rows; what else was asked for is left in ``outputs``."""
         self._record = record = Record()
         try:
-            with _exchanged(rearrange_micro_batches=_recording(record)):
+            with rebound(dp_actor, rearrange_micro_batches=_recording(record)):
                 log_probs, entropy = super().compute_log_prob(data=data, calculate_entropy=calculate_entropy)
         finally:
             self._record = self._last = None
@@ -224,7 +225,7 @@ class EntropyActor(DataParallelPPOActor):
             self.head.zero_grad()
         data, mini_batches = self._with_columns(data)
         losses = {name: self._loss(getattr(dp_actor, name)) for name in ("compute_policy_loss", "compute_policy_loss_gspo")}
-        with _exchanged(**losses):
+        with rebound(dp_actor, **losses):
             metrics = super().update_policy(data=data)
         metrics["actor/pg_loss"] = self._pg_losses
         metrics.update(self._means.result(mini_batches * self.config.ppo_epochs, average))
@@ -334,17 +335,6 @@ def _recording(record: Record):
         return parts, rows
 
     return rearrange_micro_batches
-
-
-@contextlib.contextmanager
-def _exchanged(**functions):
-    """Names of verl-agent's dp_actor module bound to other functions inside a with block."""
-    before = {name: getattr(dp_actor, name) for name in functions}
-    vars(dp_actor).update(functions)
-    try:
-        yield
-    finally:
-        vars(dp_actor).update(before)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.diagnostics import glossary
 from verl_entropy.hosts.common import advantage_side
 from verl_entropy.hosts.common.trainer_keys import PREFIX, WORKER_INFO
 from verl_entropy.hosts.verl_agent import rows as rows_module
@@ -101,7 +102,7 @@ def _diagnostics(run: Run, ctx: AdvantageContext) -> dict[str, float]:
     metrics = run.diagnostics.live.step(ctx)
     for message in run.diagnostics.live.messages:
         say(message.removeprefix("verl-entropy: "))
-    return metrics
+    return glossary.compact(metrics) if run.diagnostics.settings.profile == "compact" else metrics
 
 
 def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:

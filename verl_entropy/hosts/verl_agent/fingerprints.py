@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of verl-agent that this package subclasses or relies on, and whether they are the known ones.
 
-A fingerprint is the SHA-256 of the function's source without comments, blank lines and indentation of the whole; nothing is
-imported. ``python -m verl_entropy.hosts.verl_agent.fingerprints [FOLDER]`` prints those of a checkout.
+Nothing is imported. ``python -m verl_entropy.hosts.verl_agent.fingerprints [FOLDER]`` prints those of a checkout.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib.util
 import json
 import sys
-import textwrap
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+from verl_entropy.hosts.install.fingerprint import functions
 
 COMMIT = "796ed31"
 VERSION = "0.3.1.dev"
@@ -79,27 +77,6 @@ def home() -> Path:
             "PYTHONPATH."
         )
     return folder
-
-
-def functions(source: str) -> dict[str, str]:
-    """Fingerprints of the functions and methods of a source text, by qualified name."""
-    lines, found = source.splitlines(), {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                found[prefix + node.name] = _digest(lines[start - 1 : node.end_lineno])
-
-    visit(ast.parse(source).body, "")
-    return found
-
-
-def _digest(lines: list[str]) -> str:
-    code = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return hashlib.sha256(textwrap.dedent("\n".join(code)).encode()).hexdigest()[:16]
 
 
 def measure(folder: Path) -> dict[str, dict[str, str | None]]:

@@ -7,7 +7,6 @@ into every export. Here each rank holds the whole head in fp32; gradients are av
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from verl_entropy.config.plan import Choice
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.files import replacing
 
 FILE = "seal_head.pt"
 
@@ -75,9 +75,8 @@ class OutsideHead:
             "hidden_size": self.hidden_size,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        torch.save(content, temporary)
-        os.replace(temporary, path)
+        with replacing(path, flush=False) as (temporary,):
+            torch.save(content, temporary)
 
     def load(self, folder: str | Path) -> None:
         """Restore the head and its optimiser, or ConfigError."""

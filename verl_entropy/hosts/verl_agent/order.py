@@ -7,14 +7,13 @@ rows whose "log-prob" and "entropy" are their own row number.
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import nn
 from verl import DataProto
 from verl.utils.debug import performance
 from verl.workers.actor.dp_actor import DataParallelPPOActor
 
+from verl_entropy.hosts.install.rebound import rebound
 from verl_entropy.hosts.verl_agent.actor import EntropyActor, Record
 
 LENGTHS = (2, 9, 3, 8, 1, 7)
@@ -62,20 +61,10 @@ def in_order(actor: DataParallelPPOActor) -> bool:
     return bool((entropy == torch.arange(len(LENGTHS))[:, None]).all())
 
 
-@contextlib.contextmanager
-def _without_memory_figures():
-    """verl-agent logs the GPU's memory around the pass: the check also runs where there is no GPU."""
-    original = performance._get_current_mem_info
-    performance._get_current_mem_info = lambda *_, **__: ("0", "0", "0", "0")
-    try:
-        yield
-    finally:
-        performance._get_current_mem_info = original
-
-
 def lines(dynamic: bool) -> list[str]:
     """Result of the self-check; RuntimeError if our own order is wrong."""
-    with _without_memory_figures():
+    # verl-agent logs the GPU's memory around the pass: the check also runs where there is no GPU.
+    with rebound(performance, _get_current_mem_info=lambda *_, **__: ("0", "0", "0", "0")):
         own, ours = in_order(_PlainProbe()), in_order(_OurProbe())
     if not ours:
         raise RuntimeError(

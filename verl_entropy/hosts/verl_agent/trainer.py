@@ -16,6 +16,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.hosts.install.rebound import rebound
 from verl_entropy.hosts.verl_agent import advantages, rows, settings
 
 with contextlib.redirect_stderr(io.StringIO()):  # the plugin of verl's own route says there that it is not active here
@@ -73,7 +74,6 @@ class EntropyRayPPOTrainer(RayPPOTrainer):
         with self._seams():
             return super().fit()
 
-    @contextlib.contextmanager
     def _seams(self):
         compute_advantage, compute_data_metrics = ray_trainer.compute_advantage, ray_trainer.compute_data_metrics
 
@@ -87,11 +87,7 @@ class EntropyRayPPOTrainer(RayPPOTrainer):
         def with_metrics(*args, **kwargs):
             return {**compute_data_metrics(*args, **kwargs), **self._entropy_metrics}
 
-        ray_trainer.compute_advantage, ray_trainer.compute_data_metrics = with_transforms, with_metrics
-        try:
-            yield
-        finally:
-            ray_trainer.compute_advantage, ray_trainer.compute_data_metrics = compute_advantage, compute_data_metrics
+        return rebound(ray_trainer, compute_advantage=with_transforms, compute_data_metrics=with_metrics)
 
     def _save_checkpoint(self):
         folder = state.step_folder(self.config.trainer.default_local_dir, self.global_steps)

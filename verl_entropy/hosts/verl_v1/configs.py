@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossConfig
 
 from verl_entropy.config import plan
 from verl_entropy.config import settings as config
+from verl_entropy.hosts.install import activate, hooks
 from verl_entropy.methods import registry
 
 _SECTIONS = list(dict.fromkeys(m.name for kind in ("loss", "clip", "regularizer") for m in registry.methods(kind)))
@@ -74,6 +76,8 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
     """Name or pkg.mod:NAME of a head."""
     head_section: Any = None
     """Settings of a head other than seal, by its name."""
+    trainer_active: bool = False
+    """Written by our part of verl's trainer, in whose process advantages are computed."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -95,6 +99,34 @@ def _drop_none(section: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in section.items() if v is not None}
 
 
+def _environment() -> str:
+    """What decides it in this process."""
+    names = (hooks.CHOSEN, "VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES")
+    return "Here " + ", ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names) + "."
+
+
+def check_trainer(actor: DictConfig) -> None:
+    """RuntimeError in a training worker whose driver or trainer did not do its part of a run that has chosen methods.
+
+    The driver puts our actor configuration in the place of verl's, and the trainer writes ``trainer_active`` into it.
+    """
+    told = os.environ.get(hooks.CHOSEN, "").split(",")
+    if actor.get("_target_") != f"{__name__}.{EntropyFSDPActorConfig.__name__}":
+        if activate.METHODS in told and activate.CHECKED not in told:
+            raise RuntimeError(
+                "verl-entropy: this run's configuration chooses something of verl-entropy, but its program never called "
+                "verl.utils.config.validate_config, where that is checked and prepared, so it would train without it. Fix: start the "
+                "run with `python -m verl.trainer.main_ppo`, or call validate_config in your program before Ray starts."
+            )
+        return
+    if not actor.get("trainer_active", False):
+        raise RuntimeError(
+            "verl-entropy: the process of verl's trainer (the TaskRunner) did not say that the plugin is active there, so advantages "
+            "would be computed without the chosen methods. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install "
+            "verl-entropy on every node, and let verl start Ray, which hands the driver's variables on."
+        )
+
+
 def _check_worker(workers, strategy: str) -> None:
     from verl.workers.engine.base import EngineRegistry
 
@@ -104,7 +136,8 @@ def _check_worker(workers, strategy: str) -> None:
     if not is_ours(workers.ppo_loss):
         raise RuntimeError(
             "verl-entropy: the loss of this training worker is not the one of the plugin, so regulariser, loss and head would "
-            "do nothing. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker and install verl-entropy on every node."
+            f"do nothing. {_environment()} Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install verl-entropy on "
+            "every node, and let verl start Ray, which hands the driver's variables on."
         )
     engine = EngineRegistry.get_engine_cls("language_model", strategy)
     if not issubclass(engine, EntropyEngineMixin):

@@ -17,7 +17,7 @@ from verl_entropy.config import checks, plan, presets, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.config.spelling import check_spelling
-from verl_entropy.hosts.install import compat, hooks, patched
+from verl_entropy.hosts.install import absent, activate, compat, hooks, patched, running
 from verl_entropy.log import say
 from verl_entropy.methods import registry
 
@@ -222,10 +222,11 @@ def _check_json_lines(path: str, key: str) -> None:
 
 
 def _tell_workers(config: DictConfig) -> None:
-    """Every Ray process of the run stops where a piece of ours fails (``hooks.CHOSEN``)."""
-    os.environ[hooks.CHOSEN] = "1"
+    """Every Ray process of the run installs what is installed here, and stops where a piece of ours fails (``hooks.CHOSEN``)."""
+    value = os.environ[hooks.CHOSEN] = f"{activate.told()},{activate.CHECKED}"
     if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
-        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", "1", force_add=True)
+        OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", value, force_add=True)
+    running.check(value)
 
 
 def wrap(module: ModuleType) -> None:
@@ -234,6 +235,9 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def validate_config(config, *args, **kwargs):
+        asked = absent.chosen(config)  # now: what was set after the composition counts, and ``prepare`` writes verl's names
+        if not activate.install(asked):
+            raise SystemExit(absent.message([key for keys in asked.values() for key in keys]))
         try:
             check_spelling(config)
             check_environment(config)
@@ -243,7 +247,7 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         except hooks.HookError as error:
             raise SystemExit(f"[verl-entropy] {error}") from None
-        if chosen is not None:
+        if asked:
             _tell_workers(config)
         original(config, *args, **kwargs)
         if chosen is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -352,7 +353,7 @@ class EntropyFSDPEngineWithLMHead(EntropyEngineMixin, FSDPEngineWithLMHead):
     """verl's FSDPEngineWithLMHead with ``EntropyEngineMixin``."""
 
 
-def register() -> None:
+def register(_: ModuleType | None = None) -> None:
     """Register for the vendors of verl's CUDA platforms, and on CPU when that platform is chosen."""
     if get_device_name() == "cpu":
         from verl_entropy.cpu import engine as cpu_engine

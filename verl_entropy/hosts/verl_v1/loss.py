@@ -17,7 +17,7 @@ import torch
 from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.common.context import use_loss
-from verl_entropy.hosts.common.loss_tools import clip_bounds, lengths, response_RT
+from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
 from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WHOLE_MASKS, WORKER_INFO
 from verl_entropy.hosts.verl_v1 import registration
 from verl_entropy.methods.common.gspo import sequence_ratio
@@ -111,31 +111,13 @@ def _metrics(ctx: LossContext) -> dict:
     return metrics
 
 
-def _slice_at_once(module: ModuleType) -> None:
-    """Rebind ``no_padding_2_padding`` in ``verl.workers.utils.losses``, where verl's losses of actor and critic call it."""
-    original = module.no_padding_2_padding
-
-    @functools.wraps(original)
-    def no_padding_2_padding(tensor, data):
-        values = tensor.values() if tensor.is_nested else tensor
-        if values.dim() != 1 or not data["prompts"].is_nested or "max_response_len" in data.keys():
-            return original(tensor, data)
-        prompt_R, response_R = lengths(data)
-        seen = torch.stack([prompt_R.sum() + response_R.sum(), prompt_R.min(), response_R.max()])
-        total, shortest, width = seen.tolist()  # one wait for the device
-        if total != len(values) or shortest == 0:
-            return original(tensor, data)  # says what is wrong
-        return response_RT(values, data, width)
-
-    module.no_padding_2_padding = no_padding_2_padding
-
-
 def wrap(module: ModuleType) -> None:
-    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss)."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils import losses
+    """Rebind ``ppo_loss`` in ``verl.workers.engine_workers`` (looked up there when a worker builds its loss).
 
-    _slice_at_once(losses)
+    A training worker asks before it loads a model whether its trainer has our part too.
+    """
+    from verl.utils import tensordict_utils as tu
+
     original = module.ppo_loss
 
     @functools.wraps(original)
@@ -157,6 +139,17 @@ def wrap(module: ModuleType) -> None:
 
     ppo_loss.verl_entropy = True
     module.ppo_loss = ppo_loss
+    worker_cls = module.ActorRolloutRefWorker
+    original_model = worker_cls.init_model
+
+    @functools.wraps(original_model)
+    def init_model(self):
+        from verl_entropy.hosts.verl_v1.configs import check_trainer
+
+        check_trainer(self.config.actor)
+        return original_model(self)
+
+    worker_cls.init_model = init_model
 
 
 def is_ours(function) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from types import ModuleType
 
 from verl_entropy.config.plan import Plan
-from verl_entropy.hosts.install import patched
 from verl_entropy.log import say
 from verl_entropy.methods import registry
 
@@ -26,15 +25,9 @@ def _free(table: dict, name: str, kind: str) -> bool:
 
 
 def _estimator(name: str):
-    # row_ids, entropy and old_log_probs come with patches/verl-0.9.1 only.
-    def estimator(
-        token_level_rewards, response_mask, config=None, index=None, row_ids=None, entropy=None, old_log_probs=None, **kwargs
-    ):
+    def estimator(token_level_rewards, response_mask, config=None, index=None, **kwargs):
         from verl_entropy.hosts.common import advantage_side, context
 
-        if row_ids is not None and not context.has_advantage():
-            given = {"config": config, "entropy": entropy, "old_log_probs": old_log_probs}
-            return patched.advantages(name, token_level_rewards, response_mask, index, row_ids, **given)
         advantages_RT = advantage_side.estimate(context.advantage())
         return advantages_RT, advantages_RT
 

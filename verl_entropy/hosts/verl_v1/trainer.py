@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from verl_entropy.agent.cut import ENDINGS
 from verl_entropy.batch.foreign import read_bool
@@ -177,6 +177,8 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
         fields={"extra_fields": extra, "keys": list(batch_keys)},
     )
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
+    if "rollout_log_probs" in data.batch.keys():
+        ctx.fields["rollout_log_probs"] = data.batch["rollout_log_probs"]
     call.metrics.update(ending_metrics(extra, list(batch_keys)))
     return ctx
 
@@ -205,6 +207,7 @@ def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, ba
     with context.use_advantage(ctx):
         data = original(data, batch_keys, *args, **kwargs)
     advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
+    ctx.fields["base_advantages"] = advantages  # of the diagnostics: what the transforms started from
     advantages, mask = advantage_side.apply_transforms(ctx, advantages)
     if mask is not None:
         # The actor's own: verl's masks stay, for the critic learns the value of every token, and the head reads all of them.
@@ -284,6 +287,15 @@ def wrap(module: ModuleType) -> None:
     original_advantage = trainer_cls._compute_advantage
     original_update = trainer_cls._update_actor
     original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
+    original_init = trainer_cls.__init__
+
+    @functools.wraps(original_init)
+    def __init__(self, *args, **kwargs):
+        original_init(self, *args, **kwargs)
+        actor = self.config.actor_rollout_ref.actor
+        if run_of(self).plan.active and actor.get("_target_") == driver.ACTOR:
+            with open_dict(actor):
+                actor.trainer_active = True  # the training workers refuse to start without it
 
     @functools.wraps(original_global)
     def compute_advantage_for_multi_trajectories(data, batch_keys, *args, **kwargs):
@@ -342,6 +354,7 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
 
+    trainer_cls.__init__ = __init__
     module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
     trainer_cls._compute_advantage = _compute_advantage
     trainer_cls._update_actor = _update_actor

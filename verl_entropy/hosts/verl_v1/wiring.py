@@ -1,67 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which piece of glue waits for which module. Everything that touches verl is under ``verl_entropy.hosts.verl_v1``.
+"""Which piece of this package goes into which module of verl, and who asks for it. Nothing here is imported before it is asked for.
 
-verl.utils.config                          check the configuration before Ray starts          driver.py
-verl.trainer.ppo.core_algos                register estimators and policy losses              registration.py
-verl.trainer.ppo.v1.trainer_base           feed estimators, apply transforms, keep state      trainer.py, polling.py
-verl.workers.engine_workers                feed losses, add regulariser and head loss         loss.py
-verl.workers.engine.fsdp.transformer_impl  head and log-prob pass inside the engine           engine.py
-verl.utils.tensordict_utils                cut our batches in whole columns                   rows.py
-verl.utils.seqlen_balancing                balance rows on plain numbers                      balance.py
-transfer_queue, transfer_queue.client      fewer and cheaper calls of the queue              queue.py
-verl.workers.rollout.vllm_rollout          a socket of its own for a run's weights            weights.py
-verl.experimental.agent_loop.agent_loop    agent loops for text environments                  verl_entropy.agent
-transformers.modeling_utils                attn_implementation=varlen                         attention.py
-verl.utils.model, verl.utils.ulysses       the same under verl                                attention.py
+Everything that touches verl's trainer and workers is under ``verl_entropy.hosts.verl_v1``; mends and speed-ups of verl itself, each
+with the versions and the sign that it can go, are under ``verl_entropy.upstream``.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
+from dataclasses import dataclass
 from types import ModuleType
 
-PIECES = {
-    "verl.utils.config": ("hosts.verl_v1.driver.wrap",),
-    "verl.trainer.ppo.core_algos": ("hosts.verl_v1.registration.register",),
-    "verl.trainer.ppo.v1.trainer_base": ("hosts.verl_v1.trainer.wrap", "upstream.polling.patch"),
-    "verl.workers.engine_workers": ("hosts.verl_v1.loss.wrap",),
-    "transfer_queue": ("upstream.queue.wrap_calls",),
-    "transfer_queue.client": ("upstream.queue.wrap_client",),
-    "verl.utils.tensordict_utils": ("upstream.rows.wrap",),
-    "verl.utils.seqlen_balancing": ("upstream.balance.wrap",),
-    "verl.workers.rollout.vllm_rollout.vllm_rollout": ("upstream.weights.wrap_sender",),
-    "verl.workers.rollout.vllm_rollout.vllm_async_server": ("upstream.weights.wrap_server",),
-    "transformers.modeling_utils": ("upstream.varlen_hooks.register",),
-    "verl.utils.model": ("upstream.varlen_hooks.wrap_model",),
-    "verl.utils.ulysses": ("upstream.varlen_hooks.watch_ulysses",),
-}
-"""Functions of this package that get the module, in their order."""
+from verl_entropy.hosts.install.activate import AGENT_LOOPS, CPU, METHODS, POLL_INTERVAL, VARLEN
 
 
-def piece(name: str):
-    """A function of this package; its file is imported only now."""
-    file, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(f"verl_entropy.{file}"), function)
+@dataclass(frozen=True)
+class Piece:
+    """A function of this package that gets a module of verl once it is imported."""
+
+    module: str
+    function: str
+    """Below ``verl_entropy``; its file is imported with the module."""
+    groups: tuple[str, ...]
+    """Any of them asks for it."""
+    spread: tuple[str, ...] = ()
+    """Names that other modules of verl import from the module."""
+
+    def load(self):
+        """The function."""
+        file, _, name = self.function.rpartition(".")
+        return getattr(importlib.import_module(f"verl_entropy.{file}"), name)
+
+    def __call__(self, module: ModuleType) -> None:
+        self.load()(module)
 
 
-def _hand_over(names: tuple[str, ...], module: ModuleType) -> None:
-    for name in names:
-        piece(name)(module)
+_ASKED = (METHODS, AGENT_LOOPS, VARLEN, POLL_INTERVAL)
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_VLLM = "verl.workers.rollout.vllm_rollout"
 
-
-def _fsdp(_: ModuleType) -> None:
-    piece("hosts.verl_v1.engine.register")()
-
-
-def _agent_loop(_: ModuleType) -> None:
-    import verl_entropy.agent
-
-    verl_entropy.agent.register()
-
-
-CALLBACKS = {
-    **{module: functools.partial(_hand_over, names) for module, names in PIECES.items()},
-    "verl.workers.engine.fsdp.transformer_impl": _fsdp,
-    "verl.experimental.agent_loop.agent_loop": _agent_loop,
-}
+PIECES = (
+    # check the configuration before Ray starts, and tell the run's processes
+    Piece("verl.utils.config", "hosts.verl_v1.driver.wrap", _ASKED, ("validate_config",)),
+    # estimators and policy losses by name
+    Piece("verl.trainer.ppo.core_algos", "hosts.verl_v1.registration.register", (METHODS,)),
+    # feed estimators, apply transforms, keep state
+    Piece(_TRAINER, "hosts.verl_v1.trainer.wrap", (METHODS,)),
+    # feed losses, add regularizer and head
+    Piece("verl.workers.engine_workers", "hosts.verl_v1.loss.wrap", (METHODS,)),
+    # head and log-prob pass; on the CPU backend the engines themselves
+    Piece("verl.workers.engine.fsdp.transformer_impl", "hosts.verl_v1.engine.register", (METHODS, CPU)),
+    Piece("verl.experimental.agent_loop.agent_loop", "agent.register", (METHODS, AGENT_LOOPS)),
+    Piece(_TRAINER, "upstream.polling.patch", (METHODS, AGENT_LOOPS, POLL_INTERVAL, CPU)),
+    Piece("transfer_queue", "upstream.queue.wrap_calls", (METHODS,)),
+    Piece("transfer_queue.client", "upstream.queue.wrap_client", (METHODS,)),
+    Piece("verl.utils.tensordict_utils", "upstream.rows.wrap", (METHODS,), ("index_select_tensor_dict",)),
+    Piece("verl.utils.seqlen_balancing", "upstream.balance.wrap", (METHODS,), ("get_seqlen_balanced_partitions",)),
+    Piece(f"{_VLLM}.vllm_rollout", "upstream.weights.wrap_sender", (METHODS,)),
+    Piece(f"{_VLLM}.vllm_async_server", "upstream.weights.wrap_server", (METHODS,)),
+    Piece("verl.workers.utils.losses", "upstream.slices.wrap", (METHODS,)),
+    Piece("transformers.modeling_utils", "upstream.varlen_hooks.register", (VARLEN,)),
+    Piece("verl.utils.model", "upstream.varlen_hooks.wrap_model", (VARLEN,), ("update_model_config", "load_valuehead_model")),
+    Piece("verl.utils.ulysses", "upstream.varlen_hooks.watch_ulysses", (VARLEN,)),
+)

@@ -127,6 +127,8 @@ class TargetEntropyController:
         target = state["target"]
         if target is not None and not math.isfinite(target):
             raise ValueError(f"controller state target={target}: must be finite. Use an earlier checkpoint.")
+        if state["value"] is None:
+            raise ValueError("controller state value=None: must be a number. Use an earlier checkpoint.")
         value = self._checked(state["value"], "controller state value")
         self._value, self.target = value, None if target is None else float(target)
 

@@ -157,14 +157,13 @@ def anchor_groups(turns: Turns, similarity: float | None = None) -> Tensor:
     pair_K = group_K * max(len(ids), 1) + anchor_K
     first_K, dense_K = np.unique(pair_K, return_index=True, return_inverse=True)[1:]
     if similarity is not None:
-        dense_K = _merge_similar(turns, similarity, first_K, dense_K)
+        dense_K = _merge_similar(turns, [turns.anchor_K[k] for k in first_K], similarity, first_K, dense_K)
     return torch.as_tensor(dense_K, device=turns.device)
 
 
-def _merge_similar(turns: Turns, similarity: float, first_K: np.ndarray, dense_K: np.ndarray) -> np.ndarray:
+def _merge_similar(turns: Turns, texts: list[Any], similarity: float, first_K: np.ndarray, dense_K: np.ndarray) -> np.ndarray:
     if not 0 < similarity <= 1:
         raise ValueError(f"similarity={similarity}: must be in (0, 1], or None for equal observations only.")
-    texts = [turns.anchor_K[k] for k in first_K]
     other = next((t for t in texts if not isinstance(t, str)), None)
     if other is not None:
         raise ValueError(f"similarity={similarity} compares texts, got a {type(other).__name__}. Set similarity to null.")
@@ -219,7 +218,7 @@ def _metrics(episode_K: Tensor, step_K: Tensor, return_K: Tensor, anchor_K: Tens
         return {}
     size_K = torch.bincount(anchor_K, minlength=num_anchors)[anchor_K]
     episode, step = episode_K.abs().mean(), step_K.abs().mean()
-    values = {
+    values: dict[str, float | Tensor] = {
         "anchor_groups": num_anchors,
         "anchor_group_size": len(anchor_K) / num_anchors,
         "turns_alone_in_anchor_group": (size_K == 1).double().mean(),

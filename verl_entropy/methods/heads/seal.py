@@ -66,19 +66,16 @@ class SealHead(nn.Module):
         if hidden_size < 1 or layers < 1:
             raise ValueError(f"hidden_size={hidden_size}, layers={layers}: both must be >= 1; layers=1 is a linear probe.")
         self.hidden_size, self.seed, self.dropout = hidden_size, seed, dropout
-        factory = {
-            "device": torch.get_default_device() if device is None else torch.device(device),
-            "dtype": dtype,
-        }
+        device = torch.get_default_device() if device is None else torch.device(device)
         body: OrderedDict[str, nn.Module] = OrderedDict()
         for i in range(layers - 1):
-            body[f"linear_{i}"] = nn.utils.skip_init(nn.Linear, hidden_size, hidden_size, **factory)
+            body[f"linear_{i}"] = nn.utils.skip_init(nn.Linear, hidden_size, hidden_size, device=device, dtype=dtype)
             body[f"gelu_{i}"] = nn.GELU()
-            body[f"norm_{i}"] = nn.LayerNorm(hidden_size, **factory)
+            body[f"norm_{i}"] = nn.LayerNorm(hidden_size, device=device, dtype=dtype)
             body[f"dropout_{i}"] = nn.Dropout(dropout)
         self.body = nn.Sequential(body)
-        self.out = nn.utils.skip_init(nn.Linear, hidden_size, 1, **factory)
-        if factory["device"].type != "meta":
+        self.out = nn.utils.skip_init(nn.Linear, hidden_size, 1, device=device, dtype=dtype)
+        if device.type != "meta":
             self.reset_parameters()
 
     @torch.no_grad()

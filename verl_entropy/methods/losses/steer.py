@@ -170,8 +170,9 @@ def _batch(ctx: AdvantageContext, s: Steer) -> dict[str, Any]:
     """Extrema of the predicted change at the old policy, over the whole batch, which a micro-batch cannot know."""
     if s.range != "batch":
         return {}
-    old_RT = torch.where(ctx.mask_RT, ctx.old_log_probs_RT, 0.0)
-    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropy_RT)
+    old_RT = torch.where(ctx.mask_RT, ctx.log_probs(), 0.0)
+    assert ctx.advantages_RT is not None  # a loss is asked after base and transforms
+    omega_RT = steer_omega(old_RT, old_RT, ctx.advantages_RT, ctx.mask_RT, ctx.entropies())
     low, high = steer_range(omega_RT, ctx.mask_RT)
     return {"omega_min": float(low), "omega_max": float(high)}
 

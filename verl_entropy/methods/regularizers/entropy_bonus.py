@@ -50,8 +50,9 @@ def _columns(ctx: AdvantageContext, s: EntropyBonus) -> Mapping[str, Tensor]:
 
 
 def _apply(ctx: LossContext, s: EntropyBonus) -> Tensor:
-    ctx.token_means["entropy_bonus/entropy"] = ctx.entropy_RT
-    loss_RT = entropy_bonus(ctx.entropy_RT, ctx.mask_RT, coef=ctx.info["entropy_bonus"]["coef"])
+    entropy_RT = ctx.entropies()
+    ctx.token_means["entropy_bonus/entropy"] = entropy_RT
+    loss_RT = entropy_bonus(entropy_RT, ctx.mask_RT, coef=ctx.info["entropy_bonus"]["coef"])
     return ctx.aggregate(loss_RT, s.aggregation)
 
 

@@ -311,7 +311,7 @@ class EpoState:
         hbar, beta = self.history.mean(), self._beta(k, total)
         if s.history == "turn":
             trained_K = ctx.turns.trained_K
-            self.history.append(ctx.turns.trained_mean(ctx.entropy_RT)[trained_K], ctx.turns.index_K[trained_K])
+            self.history.append(ctx.turns.trained_mean(ctx.entropies())[trained_K], ctx.turns.index_K[trained_K])
         elif ctx.entropy is not None:
             self.history.append(ctx.entropy)
         decay = epo_released_weight(k, total) if s.entropy_decay else 1.0
@@ -350,7 +350,7 @@ def _hbar(ctx: LossContext, hbar: Any) -> Any:
 def _apply(ctx: LossContext, s: EPO) -> Tensor:
     info = ctx.info["epo"]
     loss_RT, parts = epo_regularizer(
-        ctx.entropy_RT,
+        ctx.entropies(),
         ctx.mask_RT,
         hbar=_hbar(ctx, info["hbar"]),
         beta=info["beta"],

@@ -62,7 +62,7 @@ class _NucleusEntropy(torch.autograd.Function):
     """Keeps three numbers per token for backward; the kept set is rebuilt from the least kept logit."""
 
     @staticmethod
-    def forward(ctx, logits, top_p, crossing, chunk_size, temperature):
+    def forward(ctx: Any, logits: Tensor, top_p: float, crossing: str, chunk_size: int, temperature: Tensor | None) -> Tensor:
         dtype = _compute_dtype(logits)
         parts = (scaled(logits[rows], temperature, rows, dtype) for rows in chunks(len(logits), chunk_size))
         entropy, last, ties = (torch.cat(p) for p in zip(*(_nucleus_chunk(z, top_p, crossing) for z in parts), strict=True))
@@ -72,7 +72,7 @@ class _NucleusEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, entropy, last, ties, temperature = ctx.saved_tensors
         out = torch.empty_like(logits)
         for rows in chunks(len(logits), ctx.chunk_size):

@@ -123,7 +123,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: AEM) -> Transf
     return aem(
         advantages,
         ctx.turns,
-        ctx.entropy_RT,
+        ctx.entropies(),
         temperature=s.temperature,
         min_range=s.min_range,
         min_group=s.min_group,

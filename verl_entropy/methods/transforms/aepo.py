@@ -60,7 +60,7 @@ def aepo(
 
 
 def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: AepoAdvantage) -> TransformResult:
-    return aepo(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, clamp=s.clamp)
+    return aepo(advantages, ctx.turns, ctx.entropies(), alpha=s.alpha, clamp=s.clamp)
 
 
 AEPO = Transform(

@@ -90,8 +90,8 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipB) -> Tran
     return clip_b(
         advantages,
         ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
+        ctx.log_probs(),
+        ctx.entropies(),
         mu=s.mu,
         two_sided=s.two_sided,
         max_frac=s.max_frac,
@@ -114,5 +114,6 @@ CLIP_B = Transform(
         "both. Choose one."
     },
     metrics=DROPPED | {"mean": Metric("mean of the discriminator S", "nats"), "std": Metric("its standard deviation", "nats")},
+    example={"mu": 0.5},
     apply=_apply,
 )

@@ -106,8 +106,8 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: ClipV) -> Tran
     return clip_v(
         advantages,
         ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
+        ctx.log_probs(),
+        ctx.entropies(),
         ctx.fields["vocab_centre"],
         mu=s.mu,
         two_sided=s.two_sided,
@@ -129,5 +129,6 @@ CLIP_V = Transform(
     metrics=DROPPED | {"std": Metric("standard deviation of D = N - S", "nats")},
     logits=lambda s: {"vocab_centre": LogitsOutput(vocab_centre, in_update=False)},
     logits_bytes=(3 * 256 * 4, "expectation of a chunk"),
+    example={"mu": 0.5, "max_frac": 0.2},
     apply=_apply,
 )

@@ -58,7 +58,7 @@ def ea(
 
 
 def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: EA) -> TransformResult:
-    return ea(advantages, ctx.turns, ctx.entropy_RT, alpha=s.alpha, kappa=s.kappa)
+    return ea(advantages, ctx.turns, ctx.entropies(), alpha=s.alpha, kappa=s.kappa)
 
 
 EA_TRANSFORM = Transform(

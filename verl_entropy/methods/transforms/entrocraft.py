@@ -113,11 +113,10 @@ def entrocraft_switch(
             "Let the reward be +1 for success and -1 for failure without penalties, or use entrocraft."
         )
     sign = int(entropy > high) - int(entropy < low)
+    chosen_RT: Tensor | Packed = advantages_RT
     if sign:
         score_K = turns.score_J[turns.trajectory_K].float()
         chosen_RT = turns.to_tokens(score_K.clamp_min(0.0) if sign > 0 else score_K.clamp_max(0.0))
-    else:
-        chosen_RT = advantages_RT
     return TransformResult(chosen_RT, metrics={"side": float(sign)})
 
 

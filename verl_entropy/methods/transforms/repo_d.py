@@ -106,8 +106,8 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoD) -> Tran
     return repo_d(
         advantages,
         ctx.turns,
-        ctx.old_log_probs_RT,
-        ctx.entropy_RT,
+        ctx.log_probs(),
+        ctx.entropies(),
         zeta=ctx.info["repo_d"]["zeta"],
         center=s.center,
         scope=s.scope,

@@ -77,7 +77,7 @@ def repo_r(
 
 def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoR) -> TransformResult:
     zeta = ctx.info["repo_r"]["zeta"]
-    return repo_r(advantages, ctx.turns, ctx.old_log_probs_RT, ctx.entropy_RT, zeta=zeta, center=s.center, keep_sign=s.keep_sign)
+    return repo_r(advantages, ctx.turns, ctx.log_probs(), ctx.entropies(), zeta=zeta, center=s.center, keep_sign=s.keep_sign)
 
 
 def _state(s: RepoR) -> ControllerState:

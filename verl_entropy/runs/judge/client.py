@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OpenAI-compatible chat endpoint by the standard library: rate limit, retries with backoff, and a key that never shows.
-
-The key is only ever put into the Authorization header of requests to the given endpoint: redirects are refused, and messages
-are cleared of it.
-"""
+"""An OpenAI-compatible chat endpoint: rate limit, what is tried again, and what every request would meet."""
 
 from __future__ import annotations
 
-import email.utils
-import http.client
 import ipaddress
 import json
-import random
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from verl_entropy import http_client
 from verl_entropy.agent.cut import is_cut
+from verl_entropy.http_client import BadStatus, NoAnswer
 from verl_entropy.runs.judge.prompt import MAX_OUTPUT
 
 CHAT = "/chat/completions"
@@ -31,8 +24,9 @@ RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Status codes that pass: overload, rate limits, gateways."""
 FATAL = (300, 301, 302, 303, 307, 308, 401, 402, 403, 404, 405)
 """Status codes that every other request would get, too."""
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-"""Seconds before the first retry (doubled each time) and at most."""
+FIRST_WAIT = 1.0
+"""Seconds before the first retry."""
+JITTER = 0.25
 
 
 class JudgeError(ValueError):
@@ -65,7 +59,7 @@ class Endpoint:
         _check_url(self.url)
         if not self.model.strip():
             raise JudgeError("model is empty. Give the name that the endpoint knows, --model NAME.")
-        if self.key and not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
+        if not http_client.is_key(self.key):
             raise JudgeError(
                 "the key has spaces, control or non-ASCII characters. Set the environment variable to the key alone."
             )
@@ -91,14 +85,9 @@ class Endpoint:
 
 
 def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        known = False
-    if not known or not url.isprintable() or " " in url:
+    if not http_client.is_url(url):
         raise JudgeError("endpoint: not an address. Give the base address, as --endpoint https://host/v1.")
-    if parts.username or parts.password:
+    if urlsplit(url).username or urlsplit(url).password:
         raise JudgeError("endpoint: holds a user or password, which would show in logs. Put the key into the environment.")
 
 
@@ -109,13 +98,6 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 class RateLimit:
@@ -159,83 +141,56 @@ class Client:
         self.stop = threading.Event()
         """Set it to end waits and retries soon."""
         self._limit = RateLimit(endpoint.per_minute)
-        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def ask(self, messages: list[dict[str, str]]) -> Reply:
         """One answer. RequestFailed: this request failed for good; JudgeError: every request would."""
         e = self.endpoint
         body = {"temperature": 0, "max_tokens": e.max_output, **e.body, "model": e.model, "messages": messages}
         body = {name: value for name, value in body.items() if value is not None}
-        problem, wait = "", 0.0
-        for attempt in range(e.retries + 1):
-            if attempt:
-                self.stop.wait(max(wait, min(e.first_wait * 2.0 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.75, 1.25)))
+
+        def attempt() -> Reply:
             self._limit.wait(self.stop)
             if self.stop.is_set():
                 raise RequestFailed("stopped")
-            try:
-                return _reply(self._post(body))
-            except urllib.error.HTTPError as error:
-                problem, wait = self._status(error)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                problem, wait = self._clean(f"{type(error).__name__}: {error}"), 0.0
+            return _reply(http_client.send(e.chat_url, body, timeout_s=e.timeout, key=e.key, max_reply=MAX_REPLY))
+
+        try:
+            return http_client.again(
+                attempt, retries=e.retries, first_wait_s=e.first_wait, passes=self._passes, jitter=JITTER, stop=self.stop
+            )
+        except BadStatus as error:
+            problem = f"HTTP {error.code}"
+            if error.code in FATAL:
+                raise JudgeError(f"{problem} from the endpoint.{_advice(error)}.") from error
+            if error.code not in RETRIED:
+                raise RequestFailed(f"{problem} {error}") from error
+        except NoAnswer as error:
+            problem = f"no answer: {error}"
+        except ValueError as error:  # a reply that is no chat completion
+            problem = http_client.one_line(f"{type(error).__name__}: {error}", e.key)
         raise RequestFailed(f"{problem} ({e.retries + 1} attempts)")
 
-    def _post(self, body: dict[str, Any]) -> bytes:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "verl-entropy"}
-        if self.endpoint.key:
-            headers["Authorization"] = f"Bearer {self.endpoint.key}"
-        data = json.dumps(body).encode("ascii")
-        request = urllib.request.Request(self.endpoint.chat_url, data=data, headers=headers, method="POST")
-        deadline = time.monotonic() + 10 * self.endpoint.timeout  # a reply that trickles must end, too
-        with self._opener.open(request, timeout=self.endpoint.timeout) as reply:
-            found = b""
-            while len(found) < MAX_REPLY and (part := reply.read1(2**16)):
-                found += part
-                if time.monotonic() > deadline:
-                    raise TimeoutError("the reply did not end")
-        return found
-
-    def _status(self, error: urllib.error.HTTPError) -> tuple[str, float]:
-        """What an error status says and how long to wait; raises where a retry is of no use."""
-        with error:
-            said = self._clean(error.read(2000).decode("utf-8", errors="replace"))
-        problem = f"HTTP {error.code}"
-        if error.code in FATAL:
-            hint = {
-                401: "Set the environment variable of --key-env to a valid key",
-                404: "Check --endpoint (the base address, as https://host/v1) and --model",
-            }
-            moved = "The endpoint redirects; give the address it points to" if error.code < 400 else "Check endpoint and account"
-            text = "" if error.code < 400 or error.code == 401 else f" {said}"
-            raise JudgeError(f"{problem} from the endpoint.{text} {hint.get(error.code, moved)}.")
-        if error.code not in RETRIED:
-            raise RequestFailed(f"{problem} {said}")
-        wait = _retry_after(error.headers.get("Retry-After"))
+    def _passes(self, error: BaseException) -> bool:
+        """Whether another attempt may succeed; all requests are held back where the endpoint says that it has too many."""
+        if not isinstance(error, BadStatus):
+            return isinstance(error, NoAnswer | ValueError)
         if error.code == 429:
-            self._limit.hold(wait)
-        return problem, wait
-
-    def _clean(self, text: str) -> str:
-        """``text`` on one short line, without the key."""
-        if self.endpoint.key:
-            text = text.replace(self.endpoint.key, "***")
-        text = "".join(c if c.isprintable() else " " for c in text)
-        return " ".join(text.split())[:200]
+            self._limit.hold(error.retry_after_s)
+        return error.code in RETRIED
 
 
-def _retry_after(value: str | None) -> float:
-    """Seconds of a Retry-After header (a number or a date), at most LONGEST_WAIT; 0 without a readable one."""
-    if not value:
-        return 0.0
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else 0.0
+def _advice(error: BadStatus) -> str:
+    """What to do about a status that every request would get; the endpoint's own words where they are of use."""
+    if error.code < 400:
+        return " The endpoint redirects; give the address it points to"
+    if error.code == 401:
+        return " Set the environment variable of --key-env to a valid key"
+    hint = (
+        "Check --endpoint (the base address, as https://host/v1) and --model"
+        if error.code == 404
+        else "Check endpoint and account"
+    )
+    return f" {error} {hint}"
 
 
 def _count(usage: Any, key: str) -> int:

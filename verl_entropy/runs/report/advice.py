@@ -93,7 +93,7 @@ def _tail(run: Run, *keys: str) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _active(config: Mapping[str, Any]) -> set[str]:
+def active_methods(config: Mapping[str, Any]) -> set[str]:
     """Names of the methods that a run has, as far as its configuration is known."""
     listed = lookup(config, f"{ALGORITHM_PATH}.transforms")
     if not isinstance(listed, list):
@@ -112,7 +112,7 @@ def _has(config: Mapping[str, Any], override: str) -> bool:
     """Whether a run has what ``override`` would set: the method, the word, or at least the number."""
     method = next((m for m in registry.methods() if m.key == override), None)
     if method is not None:
-        return method.name in _active(config)
+        return method.name in active_methods(config)
     path, _, wanted = override.lstrip("+").partition("=")
     value = lookup(config, path)
     try:
@@ -364,7 +364,7 @@ def _low_from_start(run: Run) -> Advice | None:
 def _causes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Overrides that lower what pushes entropy up in this run."""
     causes: list[str] = []
-    active = _active(config)
+    active = active_methods(config)
     bonus = lookup(config, f"{POLICY_LOSS_PATH}.entropy_bonus.coef")
     if "entropy_bonus" in active:
         causes.append(
@@ -381,7 +381,7 @@ def _causes(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
     """The advice as it is valid with what the run has: without what it has or what is refused beside that; and it says what failed."""
-    active = _active(config)
+    active = active_methods(config)
     by_key = {m.key: m for m in registry.methods()}
     had = [m for m in item.methods if _has(config, m)]
     kept = []

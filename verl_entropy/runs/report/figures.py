@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a report, by matplotlib; a figure whose series are missing says which."""
+"""The figures of a report: what each shows, and how matplotlib draws it; a figure whose series are missing says which."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from verl_entropy.runs.report import plot
+from verl_entropy.runs.report.chart import Chart, Facet, Trace
 from verl_entropy.runs.report.plot import Panel, Row, plain
 from verl_entropy.runs.report.projection import projected
 from verl_entropy.runs.report.runs import ENTROPY, JUDGED, Group, P, Run, thin
@@ -28,25 +29,45 @@ def entropy(groups: list[Group]) -> Panel:
     """Entropy, and a strip of phases for each run."""
     title = "Entropy and its phases"
     caption = "Mean token entropy in nats. Strips: phases found by the detector; triangle: eruption seen; bar: step change."
-    runs = [run for group in groups for run in group.runs][: plot.MAX_STRIPS]
+    every = [run for group in groups for run in group.runs]
+    runs = every[: plot.MAX_STRIPS]
+    if len(every) > len(runs):
+        caption += f" Strips of {len(every) - len(runs)} more runs are not drawn; the table of runs has their events."
+    limit = plot.limit_of(groups)
+    facet = Facet("entropy (nats)")
+    for i, g in enumerate(groups):
+        facet.traces += plot.traces(groups, i, ENTROPY, g.label, i, limit)
+    if not facet.traces:
+        return Panel("entropy", title, caption, None, missing="no " + " or ".join(ENTROPY))
+    marks = [(float(e.step), e.name, i) for i, run in enumerate(runs) for e in run.detector.events if e.name in MARKED]
+    strips = [(run.name, [(s.phase, float(s.first), float(s.last)) for s in run.spans]) for run in runs]
+    chart = Chart([facet], plot.extent(groups), plot.shades(groups), marks, strips)
+    return Panel("entropy", title, caption + plot.left_out(groups), chart, lambda: _paint_entropy(chart, runs))
+
+
+MARKED = ("eruption", "step_change", "collapse", "non_finite")
+"""Events that are marked in the figure of entropy."""
+
+
+def _paint_entropy(chart: Chart, runs: list[Run]) -> bytes:
     tall = 0.24 * len(runs)
     figure, (axis, strips) = plot.new(2, plot.HEIGHT + tall, sharex=True, height_ratios=[2.2, max(tall, 0.24)])
-    drawn = [plot.line(axis, g, ENTROPY, g.label, *plot.group_style(i)) for i, g in enumerate(groups)]
-    if not any(drawn):
-        return Panel("entropy", title, caption, None, "no " + " or ".join(ENTROPY))
-    plot.shade(axis, groups)
+    for trace in chart.traces:
+        plot.line(axis, trace)
+    for first, last, phase in chart.shades:
+        axis.axvspan(first, last, color=plot.PHASE_COLORS[phase], alpha=0.45, linewidth=0, zorder=0)
     for row, run in enumerate(runs):
         _strip(strips, row, run)
     strips.set_yticks(range(len(runs)), [plain(run.name, 16) for run in runs], fontsize=7.5)
     strips.set_ylim(len(runs) - 0.5, -0.5)
-    plot.over_steps(strips, groups)
+    plot.over_steps(strips, chart.extent)
     strips.spines[["top", "right", "left"]].set_visible(False)
     strips.tick_params(left=False)
     plot.style(axis, "entropy (nats)")
-    if sum(len(group.runs) for group in groups) > 1:
+    if len(chart.traces) > 1:
         plot.legend(figure, axis)
     _phase_legend(figure, runs)
-    return Panel("entropy", title, caption, plot.png(figure))
+    return plot.png(figure)
 
 
 def _strip(axis, row: int, run: Run) -> None:
@@ -79,29 +100,37 @@ def _phase_legend(figure, runs: list[Run]) -> None:
     figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=8, frameon=False, handlelength=1.4)
 
 
-def turn_heat(groups: list[Group], most: int = 4) -> Panel:
+def turn_heat(groups: list[Group], most: int = 8) -> Panel:
     """Entropy by step and turn index, one map per group."""
     title = "Entropy by turn"
     caption = "Mean entropy of a turn's tokens by its index in the episode; white: no such turn. Of several seeds: the first."
     found = [(group.runs[0].name, _heat(group.runs[0])) for group in groups]
-    maps = [(name, heat) for name, heat in found if heat is not None]
+    maps = [(name, *heat) for name, heat in found if heat is not None]
     if not maps:
-        return Panel("turn_heat", title, caption, None, f"no {P}turn_entropy/<k>, and no per-turn arrays with turn and entropy")
-    maps, top = maps[:most], max(float(np.nanmax(table)) for _, (_, table) in maps)
+        why = f"no {P}turn_entropy/<k>, and no per-turn arrays with turn and entropy"
+        return Panel("turn_heat", title, caption, None, missing=why)
+    if len(maps) > most:
+        caption += f" Maps of {len(maps) - most} more settings are not drawn."
+    chart = Chart([], plot.extent(groups), maps=maps[:most])
+    return Panel("turn_heat", title, caption, chart, lambda: _paint_heat(chart, titled=len(groups) > 1))
+
+
+def _paint_heat(chart: Chart, titled: bool) -> bytes:
+    maps, top = chart.maps, max(float(np.nanmax(table)) for _, _, table in chart.maps)
     figure, axes = plot.new(len(maps), plot.HEIGHT if len(maps) == 1 else 0.7 + 1.45 * len(maps), sharex=True)
-    for axis, (label, (steps, table)) in zip(axes, maps, strict=True):
+    for axis, (label, steps, table) in zip(axes, maps, strict=True):
         edges = np.concatenate([[steps[0] - 0.5], (steps[1:] + steps[:-1]) / 2, [steps[-1] + 0.5]])
         rows = np.arange(len(table) + 1) - 0.5
         image = axis.pcolormesh(edges, rows, table, vmin=0.0, vmax=max(top, 1e-9), cmap="cividis", rasterized=True)
         axis.set_ylabel("turn")
         axis.yaxis.get_major_locator().set_params(integer=True)
-        if len(groups) > 1:
+        if titled:
             axis.set_title(plain(label), loc="left", fontsize=9)
-    plot.over_steps(axes[-1], groups)
+    plot.over_steps(axes[-1], chart.extent)
     bar = figure.colorbar(image, ax=list(axes), fraction=0.06, pad=0.02)
     bar.set_label("entropy (nats)", size=9)
     bar.ax.tick_params(labelsize=8.5)
-    return Panel("turn_heat", title, caption, plot.png(figure))
+    return plot.png(figure)
 
 
 def _heat(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -141,6 +170,12 @@ def _heat_of_turns(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
 def early_late(groups: list[Group]) -> Panel:
     rows = [(name, (f"{P}entropy_{name}/turns", f"{P}entropy_{name}/tokens")) for name in ("early", "late")]
     text = "Mean entropy of the first and last turns of an episode (EPO, Fig. 1)."
+    shares = [v.mean() for g in groups for r in g.runs if len(v := r.series((P + "windows_overlap/turns",))[1])]
+    if shares and max(shares) > 0:
+        text += (
+            f" Both windows share turns in {np.mean(shares):.0%} of the episodes (those shorter than two windows): as far as they "
+            "do, early and late are the same turns."
+        )
     return plot.lines("early_late", "Early and late entropy", text, "entropy (nats)", rows, groups)
 
 
@@ -204,24 +239,39 @@ def interference(groups: list[Group]) -> Panel:
         why = (
             "no eruption was found" if not erupted else "no columns trajectory, advantage and interference in the per-turn arrays"
         )
-        return Panel("interference", title, "", None, why)
+        return Panel("interference", title, "", None, missing=why)
     steps, advantage, coefficient = _pairs(run)
     first, last = plot.first_eruption(run)
+    sides = (("before", steps < first, 0), ("after", steps > last, 1))
+    facet = Facet("coefficient c", xlabel="advantage A")
+    for label, inside, color in sides:
+        x, y = advantage[inside], coefficient[inside]
+        facet.traces += [Trace(f"{label}: {len(x)}", x, y, color, points=True), *_fit(label, x, y, color)]
+    caption = (
+        f"Advantage A and coefficient c (SEAL, Lemma 3.3, Fig. 4) of {run.name} before step {first} and after step {last}, with a "
+        "straight line through each."
+    )
+    return Panel("interference", title, caption, Chart([facet]), lambda: _paint_interference(sides, advantage, coefficient))
+
+
+def _fit(label: str, x: np.ndarray, y: np.ndarray, color: int) -> list[Trace]:
+    """A straight line through the points, if they have one."""
+    if len(x) < 3 or np.ptp(x) == 0:
+        return []
+    slope, at = np.polyfit(x, y, 1)
+    ends = np.array([x.min(), x.max()])
+    return [Trace(f"{label}: slope {slope:.2g}", ends, at + slope * ends, color)]
+
+
+def _paint_interference(sides, advantage: np.ndarray, coefficient: np.ndarray) -> bytes:
     figure, (axis,) = plot.new()
-    for label, inside, color, mark in (
-        ("before", steps < first, plot.COLORS[0], "o"),
-        ("after", steps > last, plot.COLORS[1], "^"),
-    ):
-        _cloud(axis, label, advantage[inside], coefficient[inside], color, mark)
+    for (label, inside, color), mark in zip(sides, ("o", "^"), strict=True):
+        _cloud(axis, label, advantage[inside], coefficient[inside], plot.COLORS[color], mark)
     axis.axvline(0.0, color="#888888", linewidth=0.7)
     axis.set_xlabel("advantage A")
     plot.style(axis, "coefficient c")
     plot.legend(figure, axis)
-    caption = (
-        f"Advantage A and coefficient c (SEAL, Lemma 3.3, Fig. 4) of {plain(run.name)} before step {first} and after step "
-        f"{last}, with a straight line through each."
-    )
-    return Panel("interference", title, caption, plot.png(figure))
+    return plot.png(figure)
 
 
 def _cloud(axis, label: str, x: np.ndarray, y: np.ndarray, color: str, mark: str) -> None:
@@ -262,18 +312,92 @@ def separation(groups: list[Group]) -> Panel:
     hint = "no representation in the stored trajectories"
     run, clouds = next(((r, c) for r in (r for g in groups for r in g.runs) if (c := projected(r))), (None, []))
     if run is None:
-        return Panel("separation", title, "", None, hint)
-    figure, axes = plot.new(1, plot.HEIGHT, len(clouds))
-    for axis, cloud in zip(axes, clouds, strict=True):
-        for label, inside, mark in (("correct", cloud.correct, "o"), ("wrong", ~cloud.correct, "x")):
-            x, y = cloud.xy[inside].T
-            axis.scatter(x, y, s=16, color=plot.CLASS_COLORS[label], marker=mark, label=label, alpha=0.7, linewidths=1.0)
-        axis.set_title(f"step {cloud.step} (n = {len(cloud.xy)})", loc="left", fontsize=9)
+        return Panel("separation", title, "", None, missing=hint)
+    facets = []
+    for cloud in clouds:
+        facet = Facet("second component", f"step {cloud.step} (n = {len(cloud.xy)})", xlabel="first component")
+        for label, inside in (("correct", cloud.correct), ("wrong", ~cloud.correct)):
+            facet.traces.append(Trace(label, *cloud.xy[inside].T, color=label, points=True))
+        facets.append(facet)
+    caption = f"Representations of trajectories of {run.name} (SEAL, Fig. 3) on each step's own principal components."
+    return Panel("separation", title, caption, Chart(facets), lambda: _paint_separation(facets))
+
+
+def _paint_separation(facets: list[Facet]) -> bytes:
+    figure, axes = plot.new(1, plot.HEIGHT, len(facets))
+    for axis, facet in zip(axes, facets, strict=True):
+        for trace in facet.traces:
+            mark = {"correct": "o", "wrong": "x"}[trace.label]
+            color = plot.CLASS_COLORS[trace.label]
+            axis.scatter(trace.x, trace.y, s=16, color=color, marker=mark, label=trace.label, alpha=0.7, linewidths=1.0)
+        axis.set_title(facet.title, loc="left", fontsize=9)
         axis.set_xlabel("first component")
         plot.style(axis, "second component" if axis is axes[0] else "")
     plot.legend(figure, axes[0])
-    caption = f"Representations of trajectories of {plain(run.name)} (SEAL, Fig. 3) on each step's own principal components."
-    return Panel("separation", title, caption, plot.png(figure))
+    return plot.png(figure)
+
+
+AROUND = 40
+"""Steps before the onset and after the end of an eruption in the figure of its cause."""
+CAUSES: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
+    ("entropy", "nats", (("correct", (P + "entropy_of/correct",)), ("wrong", (P + "entropy_of/wrong",)))),
+    (
+        "interference",
+        "nats per step",
+        (("drift, A > 0", (P + "interference/drift_positive",)), ("drift, A < 0", (P + "interference/drift_negative",))),
+    ),
+    ("clipped tokens", "share", (("above", (P + "clipfrac_high",)), ("below", (P + "clipfrac_low",)))),
+    (
+        "prompt groups",
+        "share",
+        (("without gradient", (P + "group/zero_variance",)), ("success", (P + "success", "critic/score/mean"))),
+    ),
+)
+"""Title, unit and series of what is looked at around an eruption."""
+
+
+def cause(groups: list[Group]) -> Panel:
+    """What went along with the first eruption: entropy of correct and wrong, interference, clip sides, groups, around its onset."""
+    title = "Around the first eruption"
+    runs = [run for group in groups for run in group.runs]
+    found = [(n, run, run.spans[i]) for n, run in enumerate(runs) if (i := _eruption_of(run)) is not None]
+    if not found:
+        return Panel("cause", title, "", None, missing="no eruption was found")
+    number, run, span = max(found, key=lambda f: sum(f[1].first_key(keys) is not None for *_, rows in CAUSES for _, keys in rows))
+    low, high = span.first - AROUND, span.last + AROUND
+    facets, moved = [], []
+    for name, unit, rows in CAUSES:
+        facet = Facet(unit, name)
+        for r, (label, keys) in enumerate(rows):
+            steps, values = run.series(keys)
+            inside = (steps >= low) & (steps <= high)
+            if not inside.any():
+                continue
+            color: int | str = label if label in plot.CLASS_COLORS else r
+            facet.traces.append(Trace(label, steps[inside], values[inside], color, run=number))
+            before = values[(steps >= span.first - AROUND // 2) & (steps < span.first)]
+            during = values[(steps >= span.first) & (steps <= span.last)]
+            if len(before) and len(during):
+                moved.append(f"{name}, {label} {before.mean():.3g} to {during.mean():.3g}")
+        if facet.traces:
+            facets.append(facet)
+    others = len(found) - 1
+    caption = (
+        f"{run.name} around its first eruption (dashed: onset, step {span.first}; its end: step {span.last}). "
+        + (f"Mean of the {AROUND // 2} steps before to mean within: {'; '.join(moved)}. " if moved else "")
+        + "What moves first, and most, is where to look; it need not be the cause."
+        + (f" {others} more runs erupted." if others else "")
+    )
+    if not facets:
+        keys = ", ".join(keys[0] for *_, rows in CAUSES for _, keys in rows)
+        return Panel("cause", title, "", None, missing=f"no {keys}")
+    shades = [(float(span.first), float(span.last), "eruption")]
+    chart = Chart(facets, (low - 0.5, high + 0.5), shades, [(float(span.first), "onset", number)])
+    return Panel("cause", title, caption, chart, lambda: plot.paint_lines(chart))
+
+
+def _eruption_of(run: Run) -> int | None:
+    return next((i for i, span in enumerate(run.spans) if span.phase == "eruption"), None)
 
 
 def overlap(groups: list[Group]) -> Panel:
@@ -287,6 +411,7 @@ def overlap(groups: list[Group]) -> Panel:
 
 PANELS: tuple[Callable[[list[Group]], Panel], ...] = (
     entropy,
+    cause,
     turn_heat,
     success,
     likelihood,

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from verl_entropy.runs.report.chart import Chart, Facet, Trace
 from verl_entropy.runs.report.runs import Group, Run, thin
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -25,8 +28,12 @@ DPI = 170
 """900 pixels a figure: sharp on screens of twice the density at half a page, and 15 to 60 kB."""
 MAX_POINTS = 900
 """Points of a line: about one for every pixel of a figure's width."""
-MAX_STRIPS = 12
-"""Runs whose phases get a strip of their own; more would not be legible."""
+PAGE_POINTS = 270_000
+"""Points of all lines of a page, 7 bytes each: with plotly.js (1.5 MB) and trajectories below 5 MB."""
+MAX_STRIPS = 40
+"""Runs whose phases get a strip of their own; more are counted in the caption."""
+MAX_THIN = 40
+"""Runs of a group that are drawn behind their mean; more are counted in the caption."""
 MAX_LEGEND = 9
 """Entries: three rows of three above the plot."""
 
@@ -38,9 +45,16 @@ class Panel:
     name: str
     title: str
     caption: str
-    png: bytes | None
+    chart: Chart | None
+    paint: Callable[[], bytes] | None = None
+    """Draws the figure by matplotlib."""
     missing: str = ""
     """What to log so that the figure can be drawn, when there is none."""
+
+    @cached_property
+    def png(self) -> bytes | None:
+        """The figure as a PNG file; None when there is none."""
+        return self.paint() if self.paint is not None else None
 
 
 Row = tuple[str, tuple[str, ...]]
@@ -50,7 +64,9 @@ Row = tuple[str, tuple[str, ...]]
 def plain(text: str, limit: int = 32) -> str:
     """A label that matplotlib can draw whatever is in it: printable, no mathematics, not hidden, not long."""
     text = "".join(c if c.isprintable() and not 0xD800 <= ord(c) < 0xE000 else "?" for c in text)
-    text = text if len(text) <= limit else text[: limit - 3] + "..."
+    if len(text) > limit:  # in its middle: the end has the seed
+        tail = limit // 2
+        text = text[: limit - 3 - tail] + "..." + text[-tail:]
     return text.replace("$", r"\$").removeprefix("_") or "?"
 
 
@@ -87,11 +103,12 @@ def extent(groups: list[Group]) -> tuple[float, float]:
     return first - pad, last + pad
 
 
-def over_steps(axis, groups: list[Group]) -> None:
+def over_steps(axis, limits: tuple[float, float] | None) -> None:
     """The horizontal axis of training steps."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_xlim(*extent(groups))
+    if limits is not None:
+        axis.set_xlim(*limits)
     axis.set_xlabel("training step")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
@@ -117,62 +134,105 @@ def legend(figure, axis) -> None:
         handle.set_alpha(1.0)
 
 
-def line(axis, group: Group, keys: tuple[str, ...], label: str, color: str, dash: str = "-") -> bool:
-    """Mean of the group with its spread, its runs thin behind it; whether there was anything."""
-    steps, mean, spread = group.mean(keys, MAX_POINTS)
+def traces(
+    groups: list[Group], index: int, keys: tuple[str, ...], label: str, color: int | str, limit: int = MAX_POINTS
+) -> list[Trace]:
+    """The lines of a group: its runs, and where they are several their mean with its spread."""
+    group = groups[index]
+    first = sum(len(g.runs) for g in groups[:index])
+    dash = index // len(COLORS) % len(STYLES) if isinstance(color, int) and len(groups) > 1 else 0
+    steps, mean, spread = group.mean(keys, limit)
     if not len(steps):
-        return False
-    axis.plot(
-        steps, mean, dash, color=color, label=plain(label), linewidth=1.5, marker="o" if len(steps) < 12 else "", markersize=3
-    )
+        return []
+    found = []
     if spread is not None:
-        axis.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.18, linewidth=0)
-        for run in group.runs if len(group.runs) <= MAX_STRIPS else ():
+        for number, run in enumerate(group.runs[:MAX_THIN]):
             s, v = run.series(keys)
-            s, v = thin(s, v[None], MAX_POINTS)
-            axis.plot(s, v[0], dash, color=color, alpha=0.3, linewidth=0.6)
-    return True
+            s, v = thin(s, v[None], limit)
+            if len(s):
+                found.append(Trace(run.name, s, v[0], color, dash, run=first + number, group=index, thin=True))
+    only = first if len(group.runs) == 1 else None
+    return [*found, Trace(label, steps, mean, color, dash, spread, run=only, group=index)]
 
 
-def group_style(index: int) -> tuple[str, str]:
-    """Colour and dash of a group, the same in every figure."""
-    return COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)]
+def line(axis, trace: Trace) -> None:
+    """A trace on matplotlib's axes."""
+    color = CLASS_COLORS[trace.color] if isinstance(trace.color, str) else COLORS[trace.color % len(COLORS)]
+    dash = STYLES[trace.dash]
+    if trace.thin:
+        axis.plot(trace.x, trace.y, dash, color=color, alpha=0.3, linewidth=0.6)
+        return
+    few = "o" if len(trace.x) < 12 else ""
+    axis.plot(trace.x, trace.y, dash, color=color, label=plain(trace.label), linewidth=1.5, marker=few, markersize=3)
+    if trace.spread is not None:
+        axis.fill_between(trace.x, trace.y - trace.spread, trace.y + trace.spread, color=color, alpha=0.18, linewidth=0)
+
+
+def limit_of(groups: list[Group]) -> int:
+    """Points of a line such that all lines of a page together stay within PAGE_POINTS; a page has some 35 series."""
+    lines_ = 35 * sum(len(g.runs) + (len(g.runs) > 1) for g in groups)
+    return max(min(MAX_POINTS, PAGE_POINTS // max(lines_, 1)), 100)
 
 
 def lines(name: str, title: str, caption: str, unit: str, rows: list[Row], groups: list[Group], hint: str = "") -> Panel:
     """Lines over steps: one plot coloured by series for one group; for several groups one plot per series, coloured by group."""
     rows = [row for row in rows if any(group.has(row[1]) for group in groups)] or rows
     split = len(groups) > 1 and len(rows) > 1
-    count = len(rows) if split else 1
-    figure, axes = new(count, HEIGHT if count == 1 else 0.9 + 1.35 * count, sharex=True)
-    drawn = 0
-    for g, group in enumerate(groups):
-        for r, (label, keys) in enumerate(rows):
-            color, dash = group_style(g)
-            if len(groups) == 1:
-                color, dash = CLASS_COLORS.get(label, COLORS[r % len(COLORS)]), "-"
-            drawn += line(axes[r if split else 0], group, keys, label if len(groups) == 1 else group.label, color, dash)
-    if not drawn:
+    facets = [Facet(unit, label if len(groups) > 1 else "") for label, _ in (rows if split else rows[:1])]
+    limit = limit_of(groups)
+    for r, (label, keys) in enumerate(rows):
+        for g, group in enumerate(groups):
+            shown = label if len(groups) == 1 else group.label
+            color: int | str = g if len(groups) > 1 else label if label in CLASS_COLORS else r
+            facets[r if split else 0].traces += traces(groups, g, keys, shown, color, limit)
+    if not any(facet.traces for facet in facets):
         wanted = "no " + ", ".join(keys[0] for _, keys in rows)
-        return Panel(name, title, caption, None, wanted + (f". {hint}" if hint else ""))
-    for axis, (label, _) in zip(axes, rows, strict=False):
-        shade(axis, groups)
-        style(axis, unit)
-        if split or (len(rows) == 1 and len(groups) > 1):
-            axis.set_title(label, loc="left", fontsize=9)
-    over_steps(axes[-1], groups)
-    if len(groups) > 1 or len(rows) > 1 or len(groups[0].runs) > 1:
-        legend(figure, max(axes, key=lambda axis: len(axis.lines)))
-    return Panel(name, title, caption, png(figure))
+        return Panel(name, title, caption, None, missing=wanted + (f". {hint}" if hint else ""))
+    chart = Chart(facets, extent(groups), shades(groups))
+    return Panel(name, title, caption + left_out(groups), chart, lambda: paint_lines(chart))
 
 
-def shade(axis, groups: list[Group]) -> None:
+def left_out(groups: list[Group]) -> str:
+    """A sentence on the runs that have no line of their own behind a mean."""
+    more = sum(max(len(g.runs) - MAX_THIN, 0) for g in groups)
+    return f" {more} more runs are in the means and have no line of their own." if more else ""
+
+
+def paint_lines(chart: Chart) -> bytes:
+    """A chart of lines by matplotlib."""
+    count = len(chart.facets)
+    figure, axes = new(count, HEIGHT if count == 1 else 0.9 + 1.35 * count, sharex=True)
+    for axis, facet in zip(axes, chart.facets, strict=True):
+        for trace in facet.traces:
+            line(axis, trace)
+        for first, last, phase in chart.shades:
+            axis.axvspan(first, last, color=PHASE_COLORS[phase], alpha=0.45, linewidth=0, zorder=0)
+        for step, _, _ in chart.marks:
+            axis.axvline(step, color="#8b1a1a", linewidth=0.9, linestyle="--")
+        style(axis, facet.ylabel)
+        if facet.title:
+            axis.set_title(plain(facet.title), loc="left", fontsize=9)
+    over_steps(axes[-1], chart.extent)
+    if len(chart.traces) > 1:
+        for axis in [max(axes, key=lambda axis: len(axis.lines))] if not _own_legends(chart) else axes:
+            if _own_legends(chart):
+                axis.legend(fontsize=7.5, frameon=False, loc="upper left", ncols=2)
+            else:
+                legend(figure, axis)
+    return png(figure)
+
+
+def _own_legends(chart: Chart) -> bool:
+    """Whether the facets show different things: not the same groups in each."""
+    labels = [{t.label for t in facet.traces if not t.thin} for facet in chart.facets]
+    return len(labels) > 1 and not set.intersection(*labels)
+
+
+def shades(groups: list[Group]) -> list[tuple[float, float, str]]:
     """Phases of a single run behind its lines; those of several would hide one another."""
     if len(groups) != 1 or len(groups[0].runs) != 1:
-        return
-    for span in groups[0].runs[0].spans:
-        if span.phase in ("eruption", "subsidence"):
-            axis.axvspan(span.first, span.last, color=PHASE_COLORS[span.phase], alpha=0.45, linewidth=0, zorder=0)
+        return []
+    return [(s.first, s.last, s.phase) for s in groups[0].runs[0].spans if s.phase in ("eruption", "subsidence")]
 
 
 def first_eruption(run: Run) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from verl_entropy.config.settings import ConfigError, lookup
-from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect
+from verl_entropy.diagnostics.phases import PhaseDetector, Phases, Span, detect, spans
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.runs.judge.results import Judgement, read_results, trajectory_text
@@ -43,6 +43,9 @@ class Run:
     reader: RunReader
     settings: Phases = field(default_factory=Phases)
     label: str = ""
+    earlier: Run | None = None
+    """The same run when it had fewer steps: its detector goes on, if nothing before has changed."""
+    _fed: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +78,18 @@ class Run:
                 found = dict(zip(at.tolist(), known.tolist(), strict=True))
                 signs[name] = [found.get(step) for step in steps.tolist()]
         resumes = self.series((P + "resumed",))[0].tolist()
-        return detect(steps.tolist(), values.tolist(), self.settings, resumes=resumes, **signs)
+        fed = [steps.tolist(), values.tolist(), *signs.values()]
+        earlier, self.earlier = self.earlier, None
+        self._fed = {"names": [*signs], "rows": list(zip(*fed, strict=True)), "resumes": resumes}
+        if earlier is not None and (rest := _appended(earlier._fed, self._fed)) is not None:
+            detector = earlier.detector
+            for step, value, *others in rest:
+                if step in resumes:
+                    detector.resumed()
+                detector.update(step, value, **dict(zip(signs, others, strict=True)))
+            if detector.phase != "warmup":
+                return detector, spans(detector.events, fed[0])
+        return detect(fed[0], fed[1], self.settings, resumes=resumes, **signs)
 
     @cached_property
     def turn_columns(self) -> dict[str, np.ndarray] | None:
@@ -129,6 +143,15 @@ class Run:
     @property
     def spans(self) -> list[Span]:
         return self._detected[1]
+
+
+def _appended(before: dict[str, Any] | None, now: dict[str, Any]) -> list[tuple] | None:
+    """The rows that a detector has not seen; None where what it has seen is no longer what there is."""
+    if before is None or before["names"] != now["names"]:
+        return None
+    count = len(before["rows"])
+    same = before["rows"] == now["rows"][:count] and before["resumes"] == now["resumes"][: len(before["resumes"])]
+    return now["rows"][count:] if same else None
 
 
 @dataclass
@@ -219,7 +242,7 @@ def _name_of(reader: RunReader) -> str:
     return (path if path.is_dir() else path.parent).name or reader.name
 
 
-def _read(path: str | Path, settings: Phases | None) -> Run:
+def read_run(path: str | Path, settings: Phases | None) -> Run:
     """A run, with its own detector's settings unless others are given: a report then shows the phases that the trainer saw."""
     reader = RunReader(path)
     if settings is None:
@@ -233,14 +256,38 @@ def _read(path: str | Path, settings: Phases | None) -> Run:
 
 def load(paths: Iterable[str | Path], settings: Phases | None = None) -> list[Run]:
     """Read every path; equal names get a number."""
-    return _named([_read(path, settings) for path in paths])
+    return named([read_run(path, settings) for path in paths])
 
 
-def _named(runs: list[Run]) -> list[Run]:
+def named(runs: list[Run]) -> list[Run]:
+    """Runs with labels that differ: equal names get the seed of their configuration, or their folder's name, or else a number."""
     names = [_name_of(run.reader) for run in runs]
     for i, run in enumerate(runs):
-        run.label = names[i] if names.count(names[i]) == 1 else f"{names[i]} ({names[: i + 1].count(names[i])})"
+        same = [k for k, name in enumerate(names) if name == names[i]]
+        seeds = [seed_of(runs[k]) for k in same]
+        if len(same) == 1:
+            run.label = names[i]
+        elif None not in seeds and len(set(seeds)) == len(seeds):
+            run.label = f"{names[i]} (seed {seed_of(run)})"
+        elif len(folders := {runs[k].reader.path.resolve().parent.name for k in same}) == len(same) and all(folders):
+            run.label = f"{run.reader.path.resolve().parent.name}/{names[i]}"
+        else:
+            run.label = f"{names[i]} ({same.index(i) + 1})"
     return runs
+
+
+SEED_KEYS = ("trainer.seed", "data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
+"""Where a configuration says its seed, the likeliest first."""
+
+
+def seed_of(run: Run) -> int | None:
+    """The seed in a run's configuration, or at the end of its name; None where neither has one."""
+    for key in SEED_KEYS:
+        value = lookup(run.reader.config, key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    found = _SEED_NAME.search(_name_of(run.reader)) if not _TIME_NAME.search(_name_of(run.reader)) else None
+    return int(re.sub(r"\D", "", found.group())) if found else None
 
 
 def load_readable(paths: Iterable[str | Path], settings: Phases | None = None) -> tuple[list[Run], list[str]]:
@@ -252,12 +299,12 @@ def load_readable(paths: Iterable[str | Path], settings: Phases | None = None) -
             continue
         seen.add(Path(path).resolve())
         try:
-            kept.append(_read(path, settings))
+            kept.append(read_run(path, settings))
         except (RunFileError, OSError) as error:
             problems.append(str(error))
     if problems and not kept:
         raise RunFileError("\n".join(problems))
-    return _named(kept), problems
+    return named(kept), problems
 
 
 def without_steps(runs: Iterable[Run]) -> list[str]:
@@ -274,6 +321,12 @@ def group(runs: list[Run]) -> list[Group]:
 
 
 def _label(members: list[Run]) -> str:
+    """The name of a setting; of several runs the one without its seed, and the seeds."""
     if len(members) == 1:
         return members[0].name
-    return f"{_without_seed(members[0].name)} (mean of {len(members)})"
+    seeds = [seed_of(run) for run in members]
+    told = ", ".join(map(str, seeds[:8])) + (", ..." if len(seeds) > 8 else "")
+    name = _without_seed(_name_of(members[0].reader))
+    return f"{name} (mean of {len(members)}" + (
+        f"; seeds {told})" if None not in seeds and len(set(seeds)) == len(seeds) else ")"
+    )

@@ -21,6 +21,8 @@ from verl_entropy.runs.report.runs import Group, P, Run
 
 CONVERGED = 0.2
 """Part of a series taken as the end, our choice: five of the 25 validations that EPO's settings give (every 5 of 125 steps)."""
+LEAST = 3
+"""Values that a series needs for its end to be one: of two, the last is not "after convergence"."""
 MAX_SERIES = 6
 """Validation sets that are looked at, in the order in which they were logged; a longer table is not read."""
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<data>.+)/(?P<what>acc|success|reward)/mean@(?P<n>\d+)$")
@@ -41,7 +43,8 @@ class SuccessRate:
     best: float
     best_spread: float | None
     """Standard deviation over seeds (ddof 0); None for one seed."""
-    converged: float
+    converged: float | None
+    """None: the series has fewer than LEAST values in every run."""
     converged_spread: float | None
     change: float
     """How much the series still moved within its end; 0 for fewer than two values there."""
@@ -87,7 +90,8 @@ def _rate(group: Group, label: str, keys: tuple[str, ...]) -> SuccessRate | None
     if not known:
         return None
     best = np.array([v.max() for v in known])
-    converged = np.array([end(v).mean() for v in known])
+    long = [v for v in known if len(v) >= LEAST]
+    converged = np.array([end(v).mean() for v in long])
     several = len(known) > 1
     return SuccessRate(
         group.label,
@@ -97,7 +101,7 @@ def _rate(group: Group, label: str, keys: tuple[str, ...]) -> SuccessRate | None
         round(float(np.mean([len(v) for v in known]))),
         float(best.mean()),
         float(best.std()) if several else None,
-        float(converged.mean()),
-        float(converged.std()) if several else None,
-        float(np.mean([_change(end(v)) for v in known])),
+        float(converged.mean()) if long else None,
+        float(converged.std()) if len(long) > 1 else None,
+        float(np.mean([_change(end(v)) for v in long])) if long else 0.0,
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import html
 import unicodedata
 from typing import Any
 
@@ -16,9 +15,9 @@ def printable(text: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
-def shown(text: Any) -> str:
-    """``text`` as HTML text: escaped, with control and direction characters spelled out."""
+def spelled(text: Any) -> str:
+    """``text`` with control and direction characters spelled out: what a page may show, once it is escaped."""
     text = str(text)
-    if not text.isprintable():
-        text = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else f"<U+{ord(c):04X}>" for c in text)
-    return html.escape(text, quote=True)
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else f"<U+{ord(c):04X}>" for c in text)

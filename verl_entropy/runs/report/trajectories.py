@@ -1,65 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored trajectories on the page, each token coloured by its entropy."""
+"""Stored trajectories for the page: which are shown, and as plain values for its script, which colours and filters them."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from verl_entropy.runs.report.chart import rounded
 from verl_entropy.runs.report.runs import Run
-from verl_entropy.runs.report.text import shown
+from verl_entropy.runs.report.text import spelled
 
-MAX_PAGE_TOKENS = 20_000
-"""Coloured tokens on the page: about 1 MB of HTML, which a browser still scrolls."""
-MAX_TRAJECTORIES = 12
+MAX_PAGE_TOKENS = 30_000
+"""Tokens on the page, some 15 bytes each with their values."""
+MAX_PAGE_CHARS = 600_000
+"""Characters of prompts, observations, thoughts and actions on the page."""
 MAX_TURN_CHARS = 4000
-"""On the page, shared by its runs (at least two of each, 24 in all), and of a turn: what a person reads."""
-SHADES = 12
-"""Shades of the colour: more cannot be told apart."""
-FACTS = ("reward", "penalty", "valid", "action", "advantage")
+"""Of a text of a turn on the page: what a person reads."""
+MAX_TRAJECTORIES = 240
+PER_TOKEN = ("entropy", "advantages", "advantages_before", "ratio", "dropped", "clip")
+NUMBERS = ("reward", "penalty", "advantage", "advantage_before")
+FLAGS = ("valid", "admissible", "cut")
+TEXTS = ("prompt", "observation", "thought", "action")
 
-STYLE = "\n".join(f".e{i}{{background:rgba(230,97,1,{0.75 * i / (SHADES - 1):.2f})}}" for i in range(SHADES))
-"""White at 0 to orange at the 95th percentile of the shown entropies."""
+
+def section(runs: list[Run]) -> dict[str, Any]:
+    """Trajectories of all runs within the page's bounds, pairs of the same task before and in an eruption, and what is left out."""
+    queues = [_by_interest(run) for run in runs]
+    total = sum(len(queue) for queue in queues)
+    budget = {"tokens": MAX_PAGE_TOKENS, "chars": MAX_PAGE_CHARS}
+    chosen: list[tuple[int, int, dict[str, Any]]] = []
+    place = 0
+    while place < max(map(len, queues), default=0) and len(chosen) < MAX_TRAJECTORIES:
+        for number, queue in enumerate(queues):
+            if place < len(queue) and min(budget.values()) > 0 and len(chosen) < MAX_TRAJECTORIES:
+                step, sample = queue[place]
+                chosen.append((number, step, _told(runs[number], number, step, sample, budget)))
+        place += 1
+    chosen.sort(key=lambda item: item[:2])
+    found = [sample for _, _, sample in chosen]
+    note = f"{len(found)} of {total} stored trajectories are on this page." if len(found) < total else ""
+    return {"items": found, "pairs": _pairs(found), "note": note}
 
 
-def chosen_samples(run: Run, most: int) -> list[tuple[int, dict[str, Any]]]:
-    """Trajectories to show: from the first and last stored steps and from around each eruption, of each one correct and one
-    wrong where there are both."""
-    if not run.samples or most < 1:
+def _by_interest(run: Run) -> list[tuple[int, dict[str, Any]]]:
+    """All stored trajectories with turns: first those before and in the first eruption that share a task, then by step, from the
+    ends and the events inwards."""
+    stored = [(step, [s for s in samples if _turns(s)]) for step, samples in run.samples]
+    stored = [(step, samples) for step, samples in stored if samples]
+    if not stored:
         return []
-    steps = [step for step, _ in run.samples]
-    wanted = [0, len(steps) - 1]
-    for event in run.detector.events:
-        if event.name in ("eruption", "subsidence"):
-            wanted.append(min(range(len(steps)), key=lambda i: abs(steps[i] - event.onset)))
-    found = []
-    for place in sorted(dict.fromkeys(wanted[: max(most // 2, 1) + 1])):
-        step, samples = run.samples[place]
-        found += [(step, sample) for sample in _two(samples)]
-    return found[:most]
+    steps = [step for step, _ in stored]
+    wanted = []
+    for span in run.spans:
+        if span.phase == "eruption":
+            before = [i for i, step in enumerate(steps) if step < span.first]
+            inside = [i for i, step in enumerate(steps) if span.first <= step <= span.last]
+            wanted += [*before[-1:], *inside[len(inside) // 2 : len(inside) // 2 + 1], *inside]
+    wanted += [0, len(stored) - 1, *_spread(len(stored))]
+    order = [stored[i] for i in dict.fromkeys(wanted)]
+    # Of each step one correct and one wrong first, then the rest.
+    first = [(step, sample) for step, samples in order for sample in _two(samples)]
+    rest = [(step, sample) for step, samples in order for sample in samples if sample not in _two(samples)]
+    return first + rest
+
+
+def _spread(count: int) -> list[int]:
+    """All numbers below ``count``, the middles of the gaps first."""
+    found, gaps = [], [(0, count)]
+    while gaps:
+        low, high = gaps.pop(0)
+        if high > low:
+            middle = (low + high) // 2
+            found.append(middle)
+            gaps += [(low, middle), (middle + 1, high)]
+    return found
 
 
 def _two(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    samples = [sample for sample in samples if _turns(sample)]  # some hold a representation only
     first = samples[:1]
     other = [s for s in samples[1:] if bool(s.get("success")) != bool(samples[0].get("success"))]
     return first + (other or samples[1:])[:1]
 
 
-def section(runs: list[Run]) -> str:
-    """The part of the page with trajectories."""
-    share = max(MAX_TRAJECTORIES // len(runs), 2)
-    chosen = [(run, step, sample) for run in runs for step, sample in chosen_samples(run, share)][: 2 * MAX_TRAJECTORIES]
-    title = '<h2 id="trajectories">Trajectories</h2>'
-    if not chosen:
-        return f"{title}<p class=missing>None to show: the runs have no stored trajectories.</p>"
-    values = sorted(v for _, _, s in chosen for t in _turns(s) for v in _numbers(t.get("entropy")))
-    top = max(values[int(0.95 * (len(values) - 1))], 1e-3) if values else 1.0
-    budget = [MAX_PAGE_TOKENS]
-    parts = "".join(_trajectory(run, step, sample, top, budget, opened=i == 0) for i, (run, step, sample) in enumerate(chosen))
-    marks = range(0, SHADES, 2)
-    scale = "".join(f"<span class=e{i}>{i / (SHADES - 1) * top:.2f}</span>" for i in (*marks, SHADES - 1))
-    return f"{title}<p class='note scale'>Entropy of a token in nats {scale}</p>{parts}"
+def _pairs(found: list[dict[str, Any]]) -> list[list[int]]:
+    """Numbers of two trajectories of one run and task, one before and one in an eruption."""
+    pairs = []
+    for a, before in enumerate(found):
+        for b in range(a + 1, len(found)):
+            inside = found[b]
+            same = before["run"] == inside["run"] and before["task"] == inside["task"] != ""
+            if same and before["phase"] != "eruption" and inside["phase"] == "eruption":
+                pairs.append([a, b])
+                break
+    return pairs
 
 
 def _turns(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,58 +100,81 @@ def _turns(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [t for t in turns if isinstance(t, dict)] if isinstance(turns, list) else []
 
 
-def _numbers(values: Any) -> list[float]:
-    if not isinstance(values, list):
-        return []
-    return [float(v) for v in values if type(v) in (int, float) and abs(v) < 1e30]
+def _number(value: Any) -> float | None:
+    known = type(value) in (int, float, bool) and abs(value) < 1e30 and math.isfinite(value)
+    return float(f"{float(value):.5g}") if known else None
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.4g}"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)[:200]
-
-
-def _trajectory(run: Run, step: int, sample: dict[str, Any], top: float, budget: list[int], *, opened: bool) -> str:
-    outcome = [
-        {True: "correct", False: "wrong"}.get(sample.get("success"), "") if isinstance(sample.get("success"), bool) else ""
-    ]
-    facts = [f"step {step}", *filter(None, outcome)] + ([f"score {_brief(sample['score'])}"] if "score" in sample else [])
+def _told(run: Run, number: int, step: int, sample: dict[str, Any], budget: dict[str, int]) -> dict[str, Any]:
+    success = sample.get("success")
     judged = run.judgement(step, sample)
-    reason = ""
+    found = {
+        "run": number,
+        "step": step,
+        "phase": next((s.phase for s in reversed(run.spans) if s.first <= step), ""),
+        "task": _text(sample.get("task"), budget, 500) or _task_of(sample),
+        "type": _text(sample.get("task_type"), budget, 80),
+        "success": success if isinstance(success, bool) else None,
+        "score": _number(sample.get("score")),
+        "turns": [_turn(i, turn, budget) for i, turn in enumerate(_turns(sample))],
+        "cut": sample.get("cut_tokens") if isinstance(sample.get("cut_tokens"), int) else 0,
+    }
     if judged is not None:
-        facts.append(f"degeneracy {judged.score:g} of 10")
-        reason = f"<p class=note>Judge {shown(judged.model)}: {shown(judged.reason or 'gave no reason')}</p>"
-    body = "".join(_turn(i, turn, top, budget) for i, turn in enumerate(_turns(sample)))
-    if sample.get("cut_tokens"):
-        body += f"<p class=note>{shown(sample['cut_tokens'])} tokens were not stored.</p>"
-    head = f"<b>{shown(run.name)}</b> {shown(', '.join(facts))}"
-    return f"<details{' open' if opened else ''}><summary>{head}</summary>{reason}{body}</details>"
+        reason = _text(judged.reason, budget, 500) or "gave no reason"
+        found["judged"] = f"degeneracy {judged.score:g} of 10 (judge {spelled(judged.model)}: {reason})"
+    return found
 
 
-def _turn(index: int, turn: dict[str, Any], top: float, budget: list[int]) -> str:
-    facts = [f"{k} {_brief(turn[k])}" for k in FACTS if k in turn]
-    known = _numbers(turn.get("entropy"))
-    facts += [f"entropy {sum(known) / len(known):.3g} nats"] if known else []
-    tokens, entropy = turn.get("tokens"), turn.get("entropy")
-    if isinstance(tokens, list) and isinstance(entropy, list):
-        left = tokens[: budget[0]]
-        budget[0] -= len(left)
-        text = "".join(_token(t, e, top) for t, e in zip(left, [*entropy, *[None] * len(left)], strict=False))
-        text += f"<i> ... {len(tokens) - len(left)} tokens are not shown</i>" if len(left) < len(tokens) else ""
-    else:
-        text = shown(str(turn.get("text") or "")[:MAX_TURN_CHARS])
-    before = ""
-    if isinstance(turn.get("observation"), str) and turn["observation"]:
-        before = f"<div class=seen>{shown(turn['observation'][:MAX_TURN_CHARS])}</div>"
-    head = f"turn {index}: {', '.join(facts)}" if facts else f"turn {index}"
-    return f"<div class=turn><div class=note>{shown(head)}</div>{before}<div class=text>{text}</div></div>"
+def _task_of(sample: dict[str, Any]) -> str:
+    """The beginning of the first prompt, of runs that did not store their tasks."""
+    first = _turns(sample)[0].get("prompt")
+    return spelled(first[:500]) if isinstance(first, str) else ""
 
 
-def _token(token: Any, entropy: Any, top: float) -> str:
-    text = shown(str(token)[:MAX_TURN_CHARS])
-    known = _numbers([entropy])
-    if not known:
-        return text
-    shade = round(min(max(known[0] / top, 0.0), 1.0) * (SHADES - 1))
-    return f'<span class=e{shade} title="{known[0]:.3f} nats">{text}</span>'
+def _text(value: Any, budget: dict[str, int], most: int = MAX_TURN_CHARS) -> str:
+    if not isinstance(value, str) or not value or budget["chars"] <= 0:
+        return ""
+    budget["chars"] -= min(len(value), most)
+    return spelled(value if len(value) <= most else f"{value[: most // 2]}\n[...]\n{value[-most // 2 :]}")
+
+
+def _turn(index: int, turn: dict[str, Any], budget: dict[str, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in TEXTS:
+        # A prompt repeats the history, which the turns before it show: one is enough where there are observations.
+        if name != "prompt" or index == 0 or not turn.get("observation"):
+            text = _text(turn.get(name), budget)
+            if text:
+                found[name] = text
+    for name in NUMBERS:
+        if name in turn and (value := _number(turn[name])) is not None:
+            found[name] = value
+    found.update({name: turn[name] for name in FLAGS if isinstance(turn.get(name), bool)})
+    tokens = turn.get("tokens")
+    if not isinstance(tokens, list):
+        return found | {"text": _text(turn.get("text"), budget)}
+    kept = [spelled(str(token)[:MAX_TURN_CHARS]) for token in tokens[: max(budget["tokens"], 0)]]
+    budget["tokens"] -= len(kept)
+    found["tokens"] = _spaced(kept, turn.get("text"))
+    if len(kept) < len(tokens):
+        found["hidden"] = len(tokens) - len(kept)
+    for name in PER_TOKEN:
+        values = turn.get(name)
+        if isinstance(values, list) and values:
+            known = [_number(v) for v in values[: len(kept)]]
+            found[name] = rounded([math.nan if v is None else v for v in known])
+    return found
+
+
+def _spaced(tokens: list[str], text: Any) -> list[str]:
+    """The tokens with the spaces of ``text`` between them, for runs that stored each token's own text."""
+    if not isinstance(text, str) or "".join(tokens) == text:
+        return tokens
+    found, at = [], 0
+    for token in tokens:
+        start = text.find(token, at) if token else -1
+        if start < 0 or text[at:start].strip():
+            return tokens
+        found.append(text[at:start] + token)
+        at = start + len(token)
+    return found

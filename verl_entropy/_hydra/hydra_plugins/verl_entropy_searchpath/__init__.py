@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed as ``hydra_plugins.verl_entropy_searchpath``: puts our presets on Hydra's search path (``+entropy=<preset>``)."""
+"""Hydra imports this by itself, from an editable install too: it puts our presets on Hydra's search path (``+entropy=<preset>``)."""
 
 import sys
 
@@ -8,7 +8,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class VerlEntropySearchPath(SearchPathPlugin):
-    """Adds ``pkg://verl_entropy.config.conf``; where verl runs without the plugin, a run that chooses anything of ours is stopped."""
+    """Adds ``pkg://verl_entropy.config.conf``; what is composed for verl is read for choices of ours."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="verl_entropy", path="pkg://verl_entropy.config.conf")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated entropy curves with known events, and what the phase detector makes of them.
 
-    python -m verl_entropy.diagnostics.simulate            prints the table
-    python -m verl_entropy.diagnostics.simulate --write    and writes detector_results.json beside this file
+    python tests/diagnostics/simulated_curves.py            prints the table
+    python tests/diagnostics/simulated_curves.py --write    and writes detector_results.json beside this file
 
 The curves are drawn, not trained: they say how the rule treats shapes, and nothing about how often real runs have them.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_entropy.diagnostics.phases import Phases, detect
+from verl_entropy.diagnostics.phases import Phases, classify, detect
 
 RESULTS = Path(__file__).with_name("detector_results.json")
 LENGTH = 200
@@ -319,14 +319,6 @@ def corpus(per_kind: int, seed: int) -> list[Curve]:
     return curves
 
 
-def classify(names: Sequence[str]) -> str:
-    """Class of a run from the names of the detector's events; an eruption outweighs a step change, that a collapse."""
-    counts = Counter(names)
-    if counts["eruption"] or counts["runaway"]:
-        return "cyclical" if counts["eruption"] > 1 else "eruption"
-    return next((name for name in ("step_change", "collapse") if counts[name]), "quiet")
-
-
 def _delays(curve: Curve, seen: list[tuple[int, int]]) -> list[tuple[int, float, int]]:
     """Per true eruption that was found: delay in steps, share of its rise gone by then, error of the estimated onset."""
     found = []
@@ -421,7 +413,7 @@ def render(result: dict) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the evaluation, and write it with --write."""
-    parser = argparse.ArgumentParser(prog="verl_entropy.diagnostics.simulate", description="Evaluate the phase detector.")
+    parser = argparse.ArgumentParser(description="Evaluate the phase detector.")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-kind", type=int, default=50)

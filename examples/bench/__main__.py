@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m bench``: train what is missing, then write the page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench import one
+from bench.plan import METHODS, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
+
+THREADS = 600
+"""Threads of one run under Ray, all of its processes together."""
+STAGGER = 2.0
+"""Seconds between two starts: verl's start is heaviest in its first seconds."""
+
+
+def chosen(text: str, known: list[str], option: str) -> list[str]:
+    """Names of a comma-separated list, in its order; all of ``known`` for "all"."""
+    names = known if text == "all" else [n for n in text.replace(" ", "").split(",") if n]
+    if unknown := [n for n in names if n not in known]:
+        raise SystemExit(f"{option} {','.join(unknown)}: unknown; known are {', '.join(known)}")
+    return names
+
+
+def seed_list(text: str) -> list[int]:
+    """``0-4``, ``0,2`` or both."""
+    seeds: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise SystemExit(f"--seeds {text}: expected seeds and ranges as 0-4 or 0,2,5-7")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    return seeds
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bash examples/bench.sh", description="Train what is missing, then write the page.")
+    specs = {name: spec for world in WORLDS.values() for name, spec in world.regimes.items()}
+    parser.add_argument("--world", default="all", help=f"all, or some of {', '.join(WORLDS)}")
+    parser.add_argument(
+        "--regime", default="all", help=f"all, or some of {', '.join(specs)}; a candidate needs --seeds from {TUNING_SEEDS} up"
+    )
+    parser.add_argument("--method", default="all", help=f"all, or some of {', '.join(METHODS)}")
+    parser.add_argument("--seeds", default="0-4", help="0-4, 0,2,5-7; seeds from 100 up are for tuning and not on the page")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at once; default: half of the cores"
+    )
+    parser.add_argument("--steps", type=int, help="fewer steps, to try; needs --results")
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where runs are trained; %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go; with another folder no page is written")
+    parser.add_argument("--page", action="store_true", help="write the page from the results that are there, and train nothing")
+    args = parser.parse_args(argv)
+    args.worlds = chosen(args.world, list(WORLDS), "--world")
+    regular = ",".join(name for name, spec in specs.items() if not spec.candidate)
+    args.regimes = chosen(regular if args.regime == "all" else args.regime, list(specs), "--regime")
+    args.methods = chosen(args.method, list(METHODS), "--method")
+    args.seeds = seed_list(args.seeds)
+    if min(args.seeds) < TUNING_SEEDS and any(specs[name].candidate for name in args.regimes):
+        parser.error(f"--regime {args.regime}: a candidate is tried on tuning seeds; give --seeds from {TUNING_SEEDS} up")
+    for name in ("jobs", "steps"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} {value}: must be at least 1")
+    if args.steps and args.results == RESULTS:
+        parser.error(f"--steps {args.steps}: results of other lengths are not mixed; give --results FOLDER, too")
+    return args
+
+
+def check_threads(at_once: int) -> None:
+    """Raise SystemExit if the system does not allow as many threads."""
+    path = Path("/proc/sys/kernel/pid_max")
+    limit = int(path.read_text()) if path.is_file() else sys.maxsize
+    if at_once * THREADS > limit:
+        raise SystemExit(
+            f"--jobs {at_once}: needs about {at_once * THREADS} threads, and kernel.pid_max is {limit}. "
+            "Run sysctl -w kernel.pid_max=4194304, or lower --jobs."
+        )
+
+
+def run_all(missing: list[Job], args: argparse.Namespace) -> int:
+    """Train, ``args.jobs`` runs at once; returns how many failed. A signal ends the runs, too."""
+    waiting, running, failed, start = list(missing), {}, 0, time.time()
+
+    def stop(signum: int, frame: object) -> None:
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        raise SystemExit(128 + signum)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    while waiting or running:
+        while waiting and len(running) < args.jobs:
+            job = waiting.pop(0)
+            words = [job.world, job.regime, job.method, str(job.seed), str(args.work), str(args.results), str(args.jobs)]
+            command = [sys.executable, "-m", "bench.one", *words, *([str(args.steps)] if args.steps else [])]
+            running[subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)] = job
+            print(f"{time.time() - start:6.0f} s  start  {job.label()}", flush=True)
+            time.sleep(STAGGER)
+        for process in [p for p in running if p.poll() is not None]:
+            job = running.pop(process)
+            known = {0: "end  ", one.BUSY: "busy: another bench trains it, "}
+            failed += process.returncode not in known
+            how = known.get(process.returncode, f"FAILED with {process.returncode}")
+            print(f"{time.time() - start:6.0f} s  {how}  {job.label()}", flush=True)
+        time.sleep(0.5)
+    return failed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs, then the page; exit status 1 if a run failed."""
+    args, failed = arguments(argv), 0
+    if not args.page:
+        every = jobs(args.worlds, args.regimes, args.methods, args.seeds)
+        missing = [job for job in every if not job.file(args.results).is_file()]
+        print(
+            f"{len(every)} runs, {len(every) - len(missing)} are there, {len(missing)} to train, {args.jobs} at once", flush=True
+        )
+        check_threads(min(args.jobs, len(missing)))
+        failed = run_all(missing, args)
+    if args.results.resolve() == RESULTS:
+        from bench.page import write_page
+
+        print(write_page(args.results))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

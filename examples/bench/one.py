@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run, from preparing its world to its result file: ``python -m bench.one WORLD REGIME METHOD SEED WORK RESULTS AT_ONCE [STEPS]``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.outcome import curves, held_out, outcome, step_seconds
+from bench.plan import METHODS, ROOT, WORLDS, Job
+from verl_entropy.cpu.launch import cpu_env
+from verl_entropy.quickstart.__main__ import read_metrics
+
+FORMAT = 1
+PACKAGES = ("verl-entropy", "verl", "torch", "transformers", "ray", "numpy")
+BUSY = 3
+"""Exit status: another process trains this run."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """The lock on ``path``, which the system frees when its holder dies; False if it is held and ``wait`` is false."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def prepare(world: str, seed: int, work: Path) -> Path:
+    """Data and warm start of a seed, made by whichever run comes first; returns the world's folder."""
+    folder = work / world
+    with locked(folder / f"prepare-seed{seed}.lock", wait=True):
+        importlib.import_module(WORLDS[world].module).prepare(folder, seed)
+    return folder
+
+
+def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
+    """The overrides of the run: the world's, the regime's, the method's, and the bench's own."""
+    world, method = WORLDS[job.world], METHODS[job.method]
+    return [
+        *importlib.import_module(world.module).words(folder, job.seed, run, steps, method.presets),
+        "trainer.save_freq=-1",  # a run that was cut begins anew
+        f"trainer.test_freq={max(1, steps // 2)}",
+        "++ray_kwargs.ray_init.address=local",
+        *world.regimes[job.regime].overrides,
+        *method.overrides,
+    ]
+
+
+def train(job: Job, run: Path, command: list[str], env: dict[str, str]) -> None:
+    """Run the trainer in ``run``; raises RuntimeError with the end of its log."""
+    log = run / "log.txt"
+    with open(log, "w", encoding="utf-8") as file:
+        code = subprocess.run(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=run).returncode
+    if code:
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        raise RuntimeError(f"{job.label()} ended with {code}; its log is {log}:\n{tail}")
+
+
+def commit() -> str:
+    """The commit that is checked out, with + if files differ; $VERL_ENTROPY_COMMIT for a tree without git."""
+    if named := os.environ.get("VERL_ENTROPY_COMMIT"):
+        return named
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "verl_entropy", "examples/bench"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed.stdout.strip() else "")
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def machine(at_once: int) -> dict[str, Any]:
+    """Where the run ran, and beside how many others."""
+    return {"processor": processor(), "cores": os.cpu_count(), "runs_at_once": at_once, "python": platform.python_version()}
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """The file appears only when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def settings(words: list[str], work: Path) -> dict[str, str]:
+    """What the run was given, the last word of each key, without what names this machine's folders."""
+    pairs = (word.lstrip("+").split("=", 1) for word in words)
+    return {key: value for key, value in pairs if str(work) not in value}
+
+
+def run(job: Job, work: Path, results: Path, at_once: int, steps: int) -> None:
+    """Prepare, train, write the result."""
+    folder, run_folder = prepare(job.world, job.seed, work), job.folder(work)
+    with locked(run_folder.with_suffix(".lock"), wait=False) as mine:
+        if not mine:
+            sys.exit(BUSY)
+        if job.file(results).is_file():  # trained by another bench meanwhile
+            return
+        shutil.rmtree(run_folder, ignore_errors=True)
+        run_folder.mkdir(parents=True)
+        overrides = words(job, folder, run_folder, steps)
+        metrics = run_folder / "metrics.jsonl"
+        env = {**os.environ, **cpu_env(), "VERL_FILE_LOGGER_PATH": str(metrics)}
+        start = time.time()
+        train(job, run_folder, [sys.executable, "-m", "verl.trainer.main_ppo", *overrides], env)
+        seconds, logged, world = time.time() - start, read_metrics([metrics]), WORLDS[job.world]
+        found, held = curves(logged), held_out(logged, world)
+        write(
+            job.file(results),
+            {
+                "format": FORMAT,
+                "world": job.world,
+                "regime": job.regime,
+                "method": job.method,
+                "seed": job.seed,
+                "steps": max(logged),
+                "outcome": outcome(found, held, world.splits),
+                "seconds": round(seconds, 1),
+                "step_seconds": step_seconds(logged),
+                "commit": commit(),
+                "versions": {name: metadata.version(name) for name in PACKAGES},
+                "machine": machine(at_once),
+                "ended": time.strftime("%Y-%m-%d", time.gmtime()),
+                "held_out": held,
+                "curves": found,
+                "settings": settings(overrides, work),
+            },
+        )
+
+
+def main(argv: list[str]) -> None:
+    world, regime, method, seed, work, results, at_once, *steps = argv
+    job = Job(world, regime, method, int(seed))
+    planned = int(steps[0]) if steps else WORLDS[world].regimes[regime].steps
+    run(job, Path(work).resolve(), Path(results).resolve(), int(at_once), planned)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``recipes/bench/README.md`` and its figures, from the result files and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from bench.outcome import COLLAPSED, ENDS, ERUPTED, running
+from bench.plan import BASE, METHODS, TUNING_SEEDS, WORLDS
+from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
+
+FLAGS = ("collapsed", "erupted", "lost_half")
+JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out success", "entropy_final": "entropy at the end"}
+"""What methods are told apart by."""
+CUT = "cut"
+"""Folder beside the results of runs that did not reach their last step."""
+Run = dict[str, Any]
+Cell = dict[int, Run]
+"""Runs of a method in a world and regime, by seed."""
+
+
+def load(results: Path, tuning: bool = False) -> dict[tuple[str, str], dict[str, Cell]]:
+    """Cells by (world, regime) and method, in the plan's order; the tuning seeds' only if asked for."""
+    found: dict[tuple[str, str], dict[str, Cell]] = {}
+    for path in sorted(results.glob("*/*/*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if (run["seed"] >= TUNING_SEEDS) == tuning:
+            found.setdefault((run["world"], run["regime"]), {}).setdefault(run["method"], {})[run["seed"]] = run
+    order = [(w, r) for w in WORLDS for r in WORLDS[w].regimes if (w, r) in found]
+    return {key: {m: dict(sorted(found[key][m].items())) for m in METHODS if m in found[key]} for key in order}
+
+
+def score(runs: Iterable[Run], name: str) -> list[float]:
+    """One number of each run's outcome."""
+    return [run["outcome"][name] for run in runs]
+
+
+def versus(cell: Cell, base: Cell, name: str) -> Estimate | None:
+    """Paired difference to the base over the seeds that both have."""
+    seeds = [s for s in cell if s in base]
+    if not seeds:
+        return None
+    return difference([score((cell[s] for s in seeds), name)], [score((base[s] for s in seeds), name)])
+
+
+def shared(base: Cell, cell: Cell) -> Cell:
+    """The base's runs of the seeds that the method has: seeds differ more than methods."""
+    return {seed: run for seed, run in base.items() if seed in cell}
+
+
+def share(cell: Cell, flag: str) -> str:
+    return f"{sum(score(cell.values(), flag))}/{len(cell)}"
+
+
+def row(method: str, cell: Cell, base: Cell) -> str:
+    """A line of a table."""
+    runs = list(cell.values())
+    plain = method == BASE
+    gain = None if plain else versus(cell, base, "auc")
+    same = shared(base, cell)
+    better = None if plain or not same else improvement([score(runs, "held_out_final")], [score(same.values(), "held_out_final")])
+    cells = [
+        METHODS[method].title,
+        str(len(runs)),
+        interquartile_mean([score(runs, "held_out_final")]).text(),
+        interquartile_mean([score(runs, "held_out_best")]).text(),
+        interquartile_mean([score(runs, "auc")]).text(),
+        gain.text(sign=True) if gain else "",
+        better.text() if better else "",
+        *(share(cell, flag) for flag in FLAGS),
+        f"{fmean(score(runs, 'entropy_start')):.3f} -> {fmean(score(runs, 'entropy_final')):.3f}",
+        f"{median(run['step_seconds'] for run in runs):.1f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| method | seeds | held out, final | held out, best | area under the curve | area - GRPO's, paired | P(final > GRPO's) "
+    "| collapsed | erupted | lost half | entropy, start -> end | s/step |"
+)
+
+
+def table(cells: dict[str, Cell]) -> list[str]:
+    base = cells.get(BASE, {})
+    return [HEAD, "|" + "---|" * (HEAD.count("|") - 1), *(row(m, cell, base) for m, cell in cells.items())]
+
+
+def verdicts(cells: dict[str, Cell]) -> list[str]:
+    """Which methods are told from GRPO, and which not."""
+    base = cells.get(BASE, {})
+    lines, judged = [], [m for m in cells if m != BASE]
+    for name, text in JUDGED.items():
+        sides: dict[Any, list[str]] = {1: [], -1: [], 0: [], None: []}
+        for method in judged:
+            found = versus(cells[method], base, name)
+            side = found.side() if found and found.low is not None else None
+            told = "" if side is None else f" ({found.text(sign=True)})"
+            sides[side].append(METHODS[method].title + told)
+        parts = [
+            f"{what}: {', '.join(sides[side])}"
+            for side, what in ((1, "above GRPO"), (-1, "below GRPO"), (0, "not told from GRPO"), (None, "too few seeds to tell"))
+            if sides[side]
+        ]
+        lines.append(f"- By {text}, paired over seeds: {'; '.join(parts) or 'nothing but GRPO was run'}.")
+    return lines
+
+
+def absent(found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
+    """Methods without runs and cells with few seeds, for each world and regime."""
+    lines = []
+    for world in WORLDS:
+        for regime in (r for r, spec in WORLDS[world].regimes.items() if not spec.candidate):
+            cells = found.get((world, regime), {})
+            missing = [METHODS[m].title for m in METHODS if m not in cells]
+            few = [f"{METHODS[m].title} ({len(cells[m])})" for m in cells if len(cells[m]) < 5]
+            if missing:
+                lines.append(f"- {world}, {regime}: not run: {', '.join(missing)}.")
+            if few:
+                lines.append(f"- {world}, {regime}: fewer than 5 seeds: {', '.join(few)}.")
+    return lines
+
+
+def counted(values: Iterable[str]) -> str:
+    """``a (3 runs), b (1 run)``."""
+    return ", ".join(f"{v} ({n} run{'s' if n > 1 else ''})" for v, n in sorted(Counter(values).items()))
+
+
+def origin(runs: Sequence[Run]) -> list[str]:
+    """Where the runs come from."""
+    versions = [", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in runs]
+    machines = [
+        f"{run['machine']['processor']}, {run['machine']['cores']} cores, {run['machine']['runs_at_once']} runs at once"
+        for run in runs
+    ]
+    return [
+        f"- {len(runs)} runs, {sum(run['seconds'] for run in runs) / 3600:.1f} hours of training in all, "
+        f"ended {span(run['ended'] for run in runs)}.",
+        f"- Commit: {counted(run['commit'] for run in runs)}.",
+        f"- Versions: {counted(versions)}.",
+        f"- Machine: {counted(machines)}.",
+    ]
+
+
+def span(values: Iterable[str]) -> str:
+    first, *rest = sorted(set(values))
+    return f"{first} to {rest[-1]}" if rest else first
+
+
+def tuning(results: Path) -> list[str]:
+    """What GRPO did on the tuning seeds."""
+    lines = []
+    for (world, regime), cells in load(results, tuning=True).items():
+        runs = list(cells.get(BASE, {}).values())
+        if runs:
+            each = "; ".join(
+                f"seed {run['seed']}: held out {run['outcome']['held_out_first']:.2f} -> {run['outcome']['held_out_final']:.2f}, success of 10 "
+                f"steps at best {run['outcome']['success_best']:.2f}, at the end {run['outcome']['success_final']:.2f}"
+                for run in runs
+            )
+            lines.append(f"- {world}, {regime}: {each}.")
+    return lines
+
+
+def cut(folder: Path) -> list[str]:
+    """Runs that did not reach their last step, with how they began and how they stood."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*/*.json"))]
+    if not runs:
+        return []
+    lines = ["## Cut runs", "", "In no table and no figure; success and entropy are means of five steps.", ""]
+    for why in dict.fromkeys(run["cut"] for run in runs):
+        lines += [f"Because {why}:", ""]
+        for run in (run for run in runs if run["cut"] == why):
+            moved = [
+                f"{name} {fmean(known[: ENDS // 2]):{form}} -> {fmean(known[-(ENDS // 2) :]):{form}}"
+                for name, form in (("success", ".2f"), ("entropy", ".3f"))
+                if (known := [v for v in run["curves"][name] if v is not None])
+            ]
+            spec = WORLDS[run["world"]].regimes[run["regime"]]
+            lines.append(
+                f"- {METHODS[run['method']].title}, {spec.why}, seed {run['seed']}, {run['steps']} of {spec.steps} steps: {', '.join(moved)}."
+            )
+        lines.append("")
+    return lines
+
+
+def starting(cells: dict[str, Cell]) -> str:
+    runs = [run for cell in cells.values() for run in cell.values()]
+    first, held = score(runs, "entropy_first"), score(runs, "held_out_first")
+    return (
+        f"Entropy at the first step: {min(first):.2f} to {max(first):.2f} nats a token; held-out success before training: "
+        f"{min(held):.2f} to {max(held):.2f}."
+    )
+
+
+def render(results: Path) -> str:
+    """The page."""
+    found = load(results)
+    runs = [run for cells in found.values() for cell in cells.values() for run in cell.values()]
+    lines = [
+        "# The bench",
+        "",
+        "Entropy methods against plain GRPO under one trainer (verl's V1), with equal steps, the same tasks, warm starts and seeds.",
+        "Written from `results/` by `bash examples/bench.sh --page`; do not edit.",
+        "",
+        "```bash",
+        "pip install -e '.[bench]'",
+        "bash examples/bench.sh                                   # everything that is missing, on all cores, then this page",
+        "bash examples/bench.sh --method none,gigpo --seeds 0-4   # some of it",
+        "```",
+        "",
+    ]
+    for (world, regime), cells in found.items():
+        spec = WORLDS[world]
+        chosen = spec.regimes[regime]
+        lines += [
+            f"## {spec.title}, {regime}",
+            "",
+            f"{spec.text} Here: {chosen.why}, {chosen.steps} steps. {starting(cells)}",
+            "",
+            *table(cells),
+            "",
+            *verdicts(cells),
+            "",
+            f"![success and entropy]({world}-{regime}.png)",
+            "",
+        ]
+    if not runs:
+        return "\n".join([*lines, "No runs yet.", ""])
+    intervals = sum(len(cells) - 1 for cells in found.values()) * len(JUDGED)
+    lines += [
+        "## How to read it",
+        "",
+        f"- Held-out success: mean of the splits, {WORLDS['household'].episodes} episodes each, sampled at temperature 1, at the start, the "
+        'middle and the end of the run; "best" is the highest of these. One such value has a standard error of up to .03.',
+        "- Area under the curve: mean success of all training steps; each step has new tasks, so it is success on unseen tasks, too, and less "
+        "noisy than a validation.",
+        "- Held out and area are interquartile means over seeds. Their intervals, and P's: 95 %, stratified bootstrap over seeds (percentile), "
+        "which with five seeds is narrower than it should be. Paired: mean of the method's run minus GRPO's of the same seed, which begin with "
+        "the same warm start and tasks, with a 95 % interval of Student's t. P(final > GRPO's): of a run of the method and one of GRPO, "
+        "both drawn from the seeds that the method has. Rows of other numbers of seeds compare in these columns only. No interval "
+        f"under {LEAST_SEEDS} seeds. Above and below GRPO: the paired interval leaves out 0.",
+        f"- Collapsed: mean entropy of the last {ENDS} steps under {COLLAPSED:g} of that of the first {ENDS}. Erupted: mean entropy of some "
+        f"{ENDS // 2} steps at least {ERUPTED:g} times that of the first {ENDS}. Lost half: success of the last {ENDS} steps at most half "
+        f"of the best {ENDS}.",
+        "- A method is its preset with the coefficients of its paper, some of which bring other settings along (DAPO's clip bounds with REPO "
+        "and the adaptive bonus; see `verl_entropy/config/conf/entropy`). Nothing was tuned for these worlds.",
+        "",
+        "## What this does not show",
+        "",
+        f"- {intervals} intervals at 95 %: about one in twenty leaves out the truth by chance, and none is corrected for their number.",
+        "- A policy of 0.2 M parameters in a world of its own says how methods behave in this regime; it does not rank them for large models.",
+        "- Equal tuning: the papers' coefficients only; another coefficient may do better.",
+        "- The regimes are learning rates; mini-batches, epochs and negative-heavy groups were not varied.",
+        *absent(found),
+        "",
+        "## Tuning seeds",
+        "",
+        f"Plain GRPO on seeds from {TUNING_SEEDS} up, for choosing the regimes:",
+        "",
+        *(tuning(results) or ["- none reached its end: the rates come from single runs of an earlier commit."]),
+        "",
+        *cut(results.parent / CUT),
+        "## Where the runs come from",
+        "",
+        *origin(runs),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def draw(cells: dict[str, Cell], path: Path) -> None:
+    """A column a method: success (above) and entropy (below), each seed thin, their mean bold, GRPO's mean grey."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = len(cells)
+    figure, axes = plt.subplots(
+        2, columns, figsize=(1 + 1.5 * columns, 3.6), sharex=True, sharey="row", layout="constrained", squeeze=False
+    )
+    for curve, line in (("success", axes[0]), ("entropy", axes[1])):
+        means = {m: mean_curve(cell, curve) for m, cell in cells.items()}
+        for axis, (method, cell) in zip(line, cells.items(), strict=True):
+            for run in cell.values():
+                axis.plot(*smooth(run["curves"][curve]), color="tab:blue", lw=0.5, alpha=0.5)
+            if same := shared(cells.get(BASE, {}), cell):
+                axis.plot(*smooth(mean_curve(same, curve)), color="0.4", lw=1.6)
+            if method != BASE:
+                axis.plot(*smooth(means[method]), color="tab:blue", lw=1.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.tick_params(labelsize=7)
+        line[0].set_ylabel("success" if curve == "success" else "entropy, nats a token", fontsize=8)
+        line[0].set_ylim(bottom=0)
+    for axis, method in zip(axes[0], cells, strict=True):
+        axis.set_title(METHODS[method].title, fontsize=8)
+    figure.supxlabel(
+        f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean of the same seeds)",
+        fontsize=8,
+    )
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def mean_curve(cell: Cell, name: str) -> list[float]:
+    """Mean over seeds at each step that all of them have."""
+    return np.mean([[np.nan if v is None else v for v in values] for values in equal_length(cell, name)], axis=0).tolist()
+
+
+def equal_length(cell: Cell, name: str) -> list[list[float | None]]:
+    found = [run["curves"][name] for run in cell.values()]
+    return [values[: min(map(len, found))] for values in found]
+
+
+def smooth(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    known = [float("nan") if v is None else v for v in values]
+    means = running(known, ENDS // 2)
+    first = 1 + (len(known) - len(means)) / 2
+    return [first + i for i in range(len(means))], means
+
+
+def write_page(results: Path) -> Path:
+    """README.md and one figure for each world and regime, beside ``results``; returns the page."""
+    page = results.parent / "README.md"
+    for (world, regime), cells in load(results).items():
+        draw(cells, results.parent / f"{world}-{regime}.png")
+    page.write_text(render(results), encoding="utf-8")
+    return page

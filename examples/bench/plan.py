@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: worlds, their regimes, methods. A run is one of each and a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "recipes/bench/results"
+TUNING_SEEDS = 100
+"""Regimes are chosen on seeds from here up; what is reported has lower ones."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Presets of this package, settings of verl, or both, added to plain GRPO."""
+
+    title: str
+    presets: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+_ACTOR = "actor_rollout_ref.actor"
+BASE = "none"
+METHODS = {
+    BASE: Method("GRPO"),
+    "gigpo": Method("GiGPO", ("gigpo",)),
+    "clip_higher": Method("clip-higher (DAPO)", overrides=(f"{_ACTOR}.clip_ratio_high=0.28",)),
+    "clip_cov": Method("Clip-Cov (verl)", overrides=(f"{_ACTOR}.policy_loss.loss_mode=clip_cov",)),
+    "kl_cov": Method("KL-Cov (verl)", overrides=(f"{_ACTOR}.policy_loss.loss_mode=kl_cov",)),
+    "entropy_bonus": Method("entropy bonus, constant", ("entropy_bonus",)),
+    "entropy_bonus_adaptive": Method("entropy bonus, adaptive", ("entropy_bonus_adaptive",)),
+    "epo": Method("EPO", ("epo",)),
+    "aem": Method("AEM", ("aem",)),
+    "seal": Method("SEAL", ("seal",)),
+    "repo_r": Method("REPO-R", ("repo_r",)),
+    "repo_d": Method("REPO-D", ("repo_d",)),
+    "adapo": Method("ADAPO", ("adapo",)),
+    "steer": Method("STEER", ("steer",)),
+    "entrocraft": Method("Entrocraft", ("entrocraft",)),
+    "clip_b": Method("Clip_B", ("clip_b",)),
+    "clip_v": Method("Clip_V", ("clip_v",)),
+    "siren": Method("SIREN", ("siren",)),
+    "aepo": Method("AEPO", ("aepo",)),
+    "ea": Method("EA", ("ea",)),
+    "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Settings under which every method is trained."""
+
+    steps: int
+    overrides: tuple[str, ...]
+    why: str
+    """What it is, for the page."""
+    candidate: bool = False
+    """Tried on tuning seeds only."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where the agent acts. ``module`` has ``prepare(folder, seed)`` and ``words(folder, seed, run, steps, presets)``."""
+
+    title: str
+    module: str
+    splits: tuple[str, ...]
+    """Held-out splits; held-out success is their mean."""
+    metric: str
+    """Key of a split's success in verl's metrics."""
+    episodes: int
+    """Held-out episodes of each split."""
+    text: str
+    regimes: dict[str, Regime] = field(default_factory=dict)
+
+
+WORLDS = {
+    "household": World(
+        title="household",
+        module="bench.household",
+        splits=("seen", "unseen"),
+        metric="val-core/household/{split}/acc/mean@1",
+        episodes=128,
+        text="The quickstart's world: a Llama of 0.2 M parameters, warm-started for each seed on turns of a noisy expert; 8 groups of 8 "
+        "episodes a step, up to 8 turns each, about six updates a step. Training tasks never repeat; held out are new tasks in "
+        "known houses (seen) and unknown houses (unseen).",
+        regimes={
+            "healthy": Regime(30, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
+            "unstable": Regime(30, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
+            "rate_4e-4": Regime(30, (f"{_ACTOR}.optim.lr=4e-4",), "learning rate 4e-4", candidate=True),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run."""
+
+    world: str
+    regime: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-seed{self.seed}"
+
+    def file(self, results: Path) -> Path:
+        """Where its result is, once it ended."""
+        return results / self.world / self.regime / f"{self.name}.json"
+
+    def folder(self, work: Path) -> Path:
+        """Where it is trained."""
+        return work / self.world / self.regime / self.name
+
+    def label(self) -> str:
+        return f"{self.world}/{self.regime}/{self.name}"
+
+
+def jobs(worlds: list[str], regimes: list[str], methods: list[str], seeds: list[int]) -> list[Job]:
+    """All runs, the seeds of all methods one after the other: what is cut short has as many seeds of each method."""
+    return [Job(w, r, m, s) for w in worlds for s in seeds for r in regimes if r in WORLDS[w].regimes for m in methods]

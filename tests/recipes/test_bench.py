@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bench: every run composes, a run counts with its file alone, flags and statistics are right, the page is what the files give."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+from bench import __main__ as command  # noqa: E402
+from bench import one, outcome, page, plan, statistics  # noqa: E402
+
+METRIC = plan.WORLDS["household"].metric
+
+
+def logged(success, entropy, held):
+    """Metrics by step as verl's file logger has them; ``held`` by step: success on each split."""
+    steps = {
+        i + 1: {"verl_entropy/success": s, "actor/entropy": e, "timing_s/step": 2.0}
+        for i, (s, e) in enumerate(zip(success, entropy, strict=True))
+    }
+    for step, values in held.items():
+        for split, value in zip(("seen", "unseen"), values, strict=True):
+            steps.setdefault(step, {})[METRIC.format(split=split)] = value
+    return steps
+
+
+def outcome_of(success, entropy, held=None):
+    steps = logged(success, entropy, held or {0: (0.1, 0.2), len(success): (0.5, 0.7)})
+    world = plan.WORLDS["household"]
+    return outcome.outcome(outcome.curves(steps), outcome.held_out(steps, world), world.splits)
+
+
+def stored(folder, method, seed, auc, final, regime="healthy"):
+    """A result file with a constant success of ``auc``."""
+    steps = logged([auc] * 30, list(np.linspace(0.16, 0.08, 30)), {0: (0.1, 0.1), 30: (final, final)})
+    world, job = plan.WORLDS["household"], plan.Job("household", regime, method, seed)
+    found, held = outcome.curves(steps), outcome.held_out(steps, world)
+    result = {
+        "world": "household",
+        "regime": regime,
+        "method": method,
+        "seed": seed,
+        "steps": 30,
+        "seconds": 60.0,
+        "step_seconds": 2.0,
+    }
+    result |= {"commit": "abc", "versions": {"verl": "0.9.1"}, "machine": one.machine(1), "ended": "2026-01-01", "curves": found}
+    one.write(job.file(folder), result | {"held_out": held, "outcome": outcome.outcome(found, held, world.splits)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", plan.METHODS)
+def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_path):
+    pytest.importorskip("verl")
+    from verl_entropy.config import compose
+    from verl_entropy.hosts.verl_v1 import resolved
+
+    job = plan.Job("household", "healthy", method, 3)
+    words = one.words(job, tmp_path, tmp_path / "run", 30)
+    found = resolved.check(compose.compose(words))
+    actor = found.raw["actor_rollout_ref"]["actor"]
+    assert found.verl is None and actor["optim"]["lr"] == 1e-4
+    assert found.raw["trainer"]["save_freq"] == -1 and found.raw["trainer"]["test_freq"] == 15 and found.raw["data"]["seed"] == 3
+    if method in ("clip_cov", "kl_cov"):
+        assert actor["policy_loss"]["loss_mode"] == method
+    if method == "clip_higher":
+        assert actor["clip_ratio_high"] == 0.28
+    given = one.settings(words, tmp_path)
+    assert given["actor_rollout_ref.actor.optim.lr"] == "1e-4" and str(tmp_path) not in json.dumps(given)
+
+
+def test_a_regime_s_words_come_after_the_world_s_and_seeds_are_outermost():
+    found = plan.jobs(["household"], ["healthy", "unstable"], ["none", "gigpo"], [0, 1])
+    assert [(j.seed, j.regime, j.method) for j in found[:4]] == [
+        (0, "healthy", "none"),
+        (0, "healthy", "gigpo"),
+        (0, "unstable", "none"),
+        (0, "unstable", "gigpo"),
+    ] and len(found) == 8
+
+
+def test_flags_of_known_shapes():
+    level = [0.15] * 40
+    healthy = outcome_of(list(np.linspace(0.3, 0.8, 40)), list(np.linspace(0.16, 0.06, 40)))
+    assert not (healthy["erupted"] or healthy["collapsed"] or healthy["lost_half"])
+    assert healthy["held_out_first"] == pytest.approx(0.15) and healthy["held_out_final"] == healthy[
+        "held_out_best"
+    ] == pytest.approx(0.6)
+    assert healthy["auc"] == pytest.approx(0.55) and healthy["entropy_first"] == 0.16
+    burst = outcome_of([0.5] * 40, [0.15] * 20 + [0.24] * 5 + [0.15] * 15)
+    assert burst["erupted"] and not burst["collapsed"] and not burst["lost_half"]
+    spike = outcome_of([0.5] * 40, [0.15] * 20 + [0.3] + [0.15] * 19)  # one step is no eruption
+    assert not spike["erupted"]
+    assert outcome_of([0.5] * 40, [0.16] * 10 + [0.03] * 30)["collapsed"]
+    lost = outcome_of([0.8] * 20 + [0.3] * 20, level)
+    assert lost["lost_half"] and not outcome_of([0.8] * 20 + [0.5] * 20, level)["lost_half"]
+
+
+def test_a_run_without_validation_has_no_outcome():
+    with pytest.raises(ValueError, match="look into its log"):
+        steps = logged([0.5], [0.1], {})
+        outcome.outcome(outcome.curves(steps), outcome.held_out(steps, plan.WORLDS["household"]), ("seen", "unseen"))
+
+
+def test_statistics_by_hand():
+    eight = [[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0]]
+    found = statistics.interquartile_mean(eight)
+    assert found.value == pytest.approx(np.mean([0.2, 0.3, 0.4, 0.5])) and found.low < found.value < found.high
+    assert statistics.improvement([[1.0, 2.0, 3.0]], [[0.0, 2.0, 2.5]]).value == pytest.approx((1 + 1.5 + 3) / 9)
+    assert statistics.improvement([[1.0] * 4], [[0.0] * 4]).low == 1.0
+    paired = statistics.difference([[0.6, 0.7, 0.8]], [[0.5, 0.6, 0.7]])
+    assert paired.value == pytest.approx(0.1) and paired.low == pytest.approx(0.1) and paired.side() == 1
+    assert statistics.difference([[0.6, 0.7]], [[0.5, 0.6]]).low is None, "two seeds give no interval"
+    assert statistics.difference([[0.4, 0.6, 0.8]], [[0.5, 0.6, 0.7]]).side() == 0
+    assert statistics.interquartile_mean(eight) == found, "the same files give the same page"
+
+
+def test_three_gains_of_one_sign_tell_nothing():
+    """Chance gives three differences one sign one time in four; a percentile interval leaves out 0 each of those times."""
+    few = statistics.difference([[0.504, 0.462, 0.423]], [[0.5, 0.45, 0.38]])
+    assert few.side() == 0 and few.low == pytest.approx(-0.032, abs=1e-3) and few.high == pytest.approx(0.071, abs=1e-3)
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(400):
+        told += statistics.difference([rng.normal(size=3)], [rng.normal(size=3)]).side() != 0
+    assert told < 40, f"{told} of 400 differences by chance were told from 0"
+
+
+def test_worlds_are_resampled_apart():
+    """A world of equal scores adds no width: mixed, the worlds' distance would."""
+    near = statistics.difference([[0.1, 0.1, 0.1], [0.9, 0.9, 0.9]], [[0.0] * 3, [0.0] * 3])
+    assert (near.low, near.high) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_the_page_tells_methods_apart_and_names_what_was_not_run(tmp_path):
+    results = tmp_path / "results"
+    for seed in range(5):
+        stored(results, "none", seed, 0.5 + 0.01 * seed, 0.6)
+        stored(results, "gigpo", seed, 0.6 + 0.01 * seed, 0.6 + 0.01 * (seed - 2))
+        stored(results, "repo_r", seed, 0.4 + 0.01 * seed, 0.5)
+    stored(results, "aem", 0, 0.9, 0.9)
+    stored(results, "none", 100, 0.99, 0.99)
+    text = page.render(results)
+    assert "By area under the curve, paired over seeds: above GRPO: GiGPO (+0.100 (+0.100 to +0.100)); below GRPO: REPO-R" in text
+    assert "too few seeds to tell: AEM" in text and "not told from GRPO: GiGPO" in text
+    assert "not run:" in text and "AEM (1)" in text and "seed 100: held out 0.10 -> 0.99" in text
+    assert "| GRPO | 5 | 0.60 (0.60 to 0.60)" in text, "a tuning seed is no result"
+    assert page.write_page(results).read_text() == text and (tmp_path / "household-healthy.png").stat().st_size < 150_000
+
+
+def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
+    for seed in range(5):
+        stored(tmp_path, "none", seed, 0.5, 0.2 if seed < 3 else 0.9)
+    for seed in range(3):
+        stored(tmp_path, "aem", seed, 0.5, 0.3)
+    cells = page.load(tmp_path)["household", "healthy"]
+    assert "| 1.00 (1.00 to 1.00) |" in page.row("aem", cells["aem"], cells["none"])
+    assert list(page.shared(cells["none"], cells["aem"])) == [0, 1, 2]
+
+
+def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
+    results = tmp_path / "results"
+    stored(results, "none", 0, 0.5, 0.6)
+    stored(tmp_path / page.CUT, "none", 1, 0.25, 0.6)
+    path = plan.Job("household", "healthy", "none", 1).file(tmp_path / page.CUT)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed"}))
+    text = page.render(results)
+    assert "| GRPO | 1 |" in text and "Because the power failed:" in text
+    assert "- GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
+    path.unlink()
+    assert "Cut runs" not in page.render(results)
+
+
+def test_committed_cut_runs_are_cut_and_nobody_s_folders():
+    found = list((plan.RESULTS.parent / page.CUT).glob("*/*/*.json"))
+    for path in found:
+        run = json.loads(path.read_text())
+        job = plan.Job(run["world"], run["regime"], run["method"], run["seed"])
+        assert job.file(plan.RESULTS.parent / page.CUT) == path and not re.search("/(tmp|root|work)/", path.read_text())
+        assert run["steps"] == len(run["curves"]["success"]) < plan.WORLDS[job.world].regimes[job.regime].steps
+        assert run["cut"] and not job.file(plan.RESULTS).exists(), "a run that was trained to its end since is no longer cut"
+
+
+def test_the_committed_page_is_what_the_files_give():
+    readme = plan.RESULTS.parent / "README.md"
+    assert readme.read_text(encoding="utf-8") == page.render(plan.RESULTS), "run bash examples/bench.sh --page"
+    drawn = {f"{world}-{regime}.png" for world, regime in page.load(plan.RESULTS)}
+    assert drawn == {path.name for path in readme.parent.glob("*.png")}
+
+
+def test_committed_results_are_whole_small_and_nobody_s_folders():
+    for path in plan.RESULTS.glob("*/*/*.json"):
+        text = path.read_text()
+        run = json.loads(text)
+        job = plan.Job(run["world"], run["regime"], run["method"], run["seed"])
+        assert job.file(plan.RESULTS) == path and len(text) < 12_000 and "/tmp" not in text and "/root" not in text
+        regime = plan.WORLDS[job.world].regimes[job.regime]
+        assert run["steps"] == regime.steps == len(run["curves"]["success"])
+        for key, value in (word.lstrip("+").split("=", 1) for word in (*regime.overrides, *plan.METHODS[job.method].overrides)):
+            assert run["settings"][key] == value, f"{path.name}: the plan has changed since this run"
+        world = plan.WORLDS[job.world]
+        assert run["outcome"] == outcome.outcome(run["curves"], run["held_out"], world.splits), (
+            f"{path.name}: written by other rules"
+        )
+
+
+FAKE = """
+import sys, time
+from bench import one
+def train(job, run, command, env):
+    (run / "started").touch()
+    time.sleep({sleep})
+    import json
+    lines = [{{"step": s, "data": {{"verl_entropy/success": 0.5, "actor/entropy": 0.1, "timing_s/step": 1.0,
+              "val-core/household/seen/acc/mean@1": 0.5, "val-core/household/unseen/acc/mean@1": 0.5}}}} for s in range(1, 4)]
+    (run / "metrics.jsonl").write_text("\\n".join(map(json.dumps, lines)) + "\\n")
+one.train, one.prepare = train, lambda world, seed, work: work / world
+one.main(sys.argv[1:])
+"""
+
+
+def one_run(tmp_path, sleep):
+    """bench.one with the trainer's process replaced by one that writes three steps: what is tested is what happens around it."""
+    words = ["household", "healthy", "none", "100", str(tmp_path / "work"), str(tmp_path / "results"), "1", "3"]
+    env = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
+    return subprocess.Popen([sys.executable, "-c", FAKE.format(sleep=sleep), *words], env=env)
+
+
+def test_a_killed_run_does_not_count_and_is_trained_anew(tmp_path):
+    job = plan.Job("household", "healthy", "none", 100)
+    work, results = tmp_path / "work", tmp_path / "results"
+    killed = one_run(tmp_path, 60)
+    started = job.folder(work) / "started"
+    for _ in range(600):
+        if started.exists():
+            break
+        time.sleep(0.1)
+    assert started.exists()
+    second = one_run(tmp_path, 0)
+    assert second.wait(timeout=60) == one.BUSY, "two processes must not train one run"
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not job.file(results).exists()
+    assert one_run(tmp_path, 0).wait(timeout=60) == 0
+    run = json.loads(job.file(results).read_text())
+    assert run["steps"] == 3 and run["outcome"]["auc"] == 0.5 and not list(results.rglob("*.partial"))
+
+
+def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(command, "run_all", lambda missing, args: asked.extend(missing) or 0)
+    stored(tmp_path, "none", 0, 0.5, 0.5)
+    words = ["--results", str(tmp_path), "--method", "none,gigpo", "--seeds", "0-1", "--regime", "healthy"]
+    assert command.main(words) == 0
+    assert [job.name for job in asked] == ["gigpo-seed0", "none-seed1", "gigpo-seed1"]
+    assert "4 runs, 1 are there, 3 to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "gipgo"], "--method gipgo: unknown; known are none, gigpo"),
+        (["--seeds", "a"], "--seeds a: expected"),
+        (["--steps", "3"], "give --results FOLDER"),
+        (["--jobs", "0"], "must be at least 1"),
+        (["--regime", "rate_4e-4"], "give --seeds from 100 up"),
+    ],
+)
+def test_wrong_words_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit) as refused:
+        command.arguments(words)
+    assert message in str(refused.value) + capsys.readouterr().err
+
+
+def test_too_many_threads_are_refused_with_the_fix():
+    with pytest.raises(SystemExit, match="sysctl -w kernel"):
+        command.check_threads(10**6)
