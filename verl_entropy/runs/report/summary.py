@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from verl_entropy import __version__
-from verl_entropy.config import registry
 from verl_entropy.config.settings import lookup
+from verl_entropy.methods import registry
 from verl_entropy.runs.report.advice import NAMES_OF_SUCCESS, active_methods
 from verl_entropy.runs.report.runs import ENTROPY, Run, flatten
 
@@ -28,7 +28,7 @@ def names(runs: list[Run], most: int = 3) -> str:
 
 def methods(run: Run) -> list[str]:
     """The base estimator, the methods of ours and the presets that a run has, as far as its configuration is known."""
-    known = {algorithm.name for algorithm in registry.ALGORITHMS}
+    known = {method.name for method in registry.methods()}
     base = lookup(run.reader.config, "algorithm.adv_estimator")
     on = active_methods(run.reader.config)
     return [*([str(base)] if base and str(base) not in known else []), *sorted(on & known)]
