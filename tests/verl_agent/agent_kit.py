@@ -12,7 +12,10 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from verl_entropy.config import presets
+from verl_entropy.hosts.install import activate
 from verl_entropy.hosts.verl_agent import settings
+
+activate.LAUNCHED = True  # as the launcher does before verl-agent composes its configuration
 
 HOME = Path(os.environ["VERL_AGENT_HOME"])
 VOCABULARY = 40

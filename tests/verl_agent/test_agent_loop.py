@@ -36,7 +36,7 @@ def test_checkpoint_holds_head_and_state_beside_the_model_and_resumes_bit_equal(
 def test_workers_that_are_not_ours_and_checkpoints_without_head_are_refused(results):
     found = results(SCRIPT)["refusals"]
     assert "they do not run our worker class" in found["stock_worker"]
-    assert "no SEAL head" in found["headless"]
+    assert "has no head" in found["headless"]
 
 
 def test_task_runner_of_the_launcher_chooses_our_classes_and_trains(results):

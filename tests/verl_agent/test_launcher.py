@@ -51,7 +51,7 @@ def test_nothing_chosen_leaves_the_configuration_alone_and_shows_the_hidden_bonu
             "rows, one per turn",
         ),
         (["steer"], ["algorithm.adv_estimator=gae"], ("gae", "vanilla"), "gae: verl-agent's own", None),
-        (["gspo_repo_r"], [], ("grpo", "gspo"), "grpo: verl-agent's own", "rows, one per turn"),
+        (["gspo_repo_r"], [], ("grpo", "gspo"), "loop: verl-entropy's", "trajectories"),
         (["seal", "epo", "loop"], [], ("grpo", "vanilla"), "loop: verl-entropy's", "trajectories"),
     ],
 )
