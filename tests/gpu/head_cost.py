@@ -118,13 +118,13 @@ class Updates:
         self.engine = engine_rank.build(model, self.actor, checkpointing=True)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = 0.0  # the same weights, and so the same work, in every update
-        self.settings = self.engine._seal
+        self.settings = self.engine._head
         self.plain = copy.copy(self.actor)
-        loss._plans[id(self.plain)] = (self.plain, dataclasses.replace(loss._plan(self.actor), seal=None))
+        loss._plans[id(self.plain)] = (self.plain, dataclasses.replace(loss._plan(self.actor), head=None))
 
     def run(self, head: bool) -> None:
         # over the cached property: without settings the engine hands the model no positions, and the head is not called
-        self.engine.__dict__["_seal"] = self.settings if head else None
+        self.engine.__dict__["_head"] = self.settings if head else None
         loss = functools.partial(self.ppo_loss, config=self.actor if head else self.plain)
         with self.engine.train_mode():
             output = self.engine.train_batch(self.data, loss_function=loss)

@@ -207,10 +207,10 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
 
 def _from_the_maximum(z: Tensor, dtype: torch.dtype) -> Tensor:
     """z less each row's maximum: lse is then small, and its rounding does not grow with the logits. fp32 logits stay as in verl."""
-    if dtype == torch.float32 or not z.shape[-1]:
+    if dtype not in (torch.bfloat16, torch.float16) or not z.shape[-1]:
         return z
     top = z.amax(dim=-1, keepdim=True)
-    return z - top.masked_fill(top == -torch.inf, 0.0)
+    return z.sub_(top.masked_fill(top == -torch.inf, 0.0))  # z is the fp32 copy of these logits
 
 
 def chunks(total: int, rows: int) -> Iterator[slice]:

@@ -83,6 +83,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "FSDPEngine._build_module": ("self",),
         "FSDPEngine.get_data_parallel_group": ("self",),
         "FSDPEngine.forward_backward_batch": ("self", "data", "loss_function", "forward_only"),
+        "FSDPEngine.save_checkpoint": ("self", "local_path"),
         "FSDPEngine.get_per_tensor_param": ("self",),
         "FSDPEngine.get_per_tensor_param_shard": ("self",),
         "FSDPEngine._gather_and_unpad_packed": ("self", "tensor", "pad_size"),
