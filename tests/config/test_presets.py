@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +115,20 @@ def test_the_dataclasses_of_verl_build_from_a_prepared_configuration(compose):
     assert loss_plan.regularizer.settings.kappa_high == 2.0
     assert loss_plan.head.settings.layers == 3
     assert actor.engine.chosen_head().settings.dropout == 0.1
+
+
+def test_settings_of_a_method_from_outside_reach_the_trainer_and_the_workers(compose, monkeypatch):
+    """verl's dataclasses have no field for its section: the driver moves it, and the plan is read from there in every process."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from verl_entropy.hosts.verl_v1 import driver
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_methods"))
+    words = ("regularizer=own_methods:FLOOR", "entropy_floor.floor=0.5")
+    config = compose(*(f"+{LOSS}.{word}" for word in words), "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1")
+    assert _prepare(config).regularizer.settings.floor == 0.5
+    assert driver.read_plan(config).regularizer.settings.floor == 0.5  # what the trainer reads in its own process
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).loss_plan().regularizer.settings.floor == 0.5
 
 
 METHODS = {a.name for a in registry.methods()}

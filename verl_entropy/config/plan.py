@@ -176,13 +176,15 @@ def _chosen_head(actor: Mapping[str, Any]) -> Choice | None:
 
 
 def read(raw: Mapping[str, Any]) -> Plan:
-    """The plan of a resolved configuration given as plain containers."""
+    """The plan of a resolved configuration given as plain containers, before or after a host moved sections of methods from outside."""
     algorithm = _section(raw.get("algorithm"), "algorithm")
     actor = _section(_section(raw.get("actor_rollout_ref"), "actor_rollout_ref").get("actor"), "actor")
     ours = dict(_section(algorithm.get("entropy"), config.ALGORITHM_PATH))
     shared_keys = set(config.Entropy.__dataclass_fields__)
     entropy = config.parse(config.Entropy, {k: v for k, v in ours.items() if k in shared_keys}, config.ALGORITHM_PATH)
-    loss_section = _section(actor.get("policy_loss"), config.POLICY_LOSS_PATH)
+    actor = {**actor, **_section(actor.get("head_section"), f"{config.ACTOR_PATH}.head_section")}
+    loss_section = dict(_section(actor.get("policy_loss"), config.POLICY_LOSS_PATH))
+    loss_section |= _section(loss_section.pop("sections", None), f"{config.POLICY_LOSS_PATH}.sections")
     base = str(algorithm.get("adv_estimator"))
     words = _transform_names(entropy)
     if base in registry.names("transform") or (registry.is_reference(base) and registry.find(base).kind == "transform"):

@@ -88,11 +88,10 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
     def loss_plan(self) -> plan.Plan:
         """The loss side of the plan (regularizer, loss, head), checked."""
         section = {f.name: _plain(getattr(self.policy_loss, f.name)) for f in dataclasses.fields(self.policy_loss)}
-        outside = section.pop("sections", None) or {}
-        section = {k: v for k, v in section.items() if k in ("loss_mode", "regularizer", "clip_controller", *_SECTIONS)}
-        head = {"seal": _plain(self.seal), "head": self.head, **(_plain(self.head_section) or {})}
-        actor = {"policy_loss": _drop_none({**section, **outside}), **_drop_none(head)}
-        return plan.read({"actor_rollout_ref": {"actor": actor}})
+        kept = ("loss_mode", "regularizer", "clip_controller", "sections", *_SECTIONS)
+        section = {k: v for k, v in section.items() if k in kept}
+        head = {"seal": _plain(self.seal), "head": self.head, "head_section": _plain(self.head_section)}
+        return plan.read({"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), **_drop_none(head)}}})
 
 
 def _drop_none(section: dict[str, Any]) -> dict[str, Any]:
