@@ -125,7 +125,7 @@ def _one_line(error: BaseException) -> str:
 def _missing(error: ImportError) -> str:
     """What to install for a module that is not there."""
     top = (error.name or "").split(".")[0]
-    extra = {"matplotlib": "report", "pyarrow": "report", "jinja2": "report"}.get(top, "cpu")
+    extra = {"matplotlib": "report", "pyarrow": "report", "jinja2": "report", "plotly": "report"}.get(top, "cpu")
     what = f"pip install 'verl-entropy[{extra}]'" + ("" if extra == "report" else " (or [vllm] on a GPU host)")
     return f"this command needs {top or 'a module'}, which cannot be imported ({_one_line(error)}). Fix: {what}."
 

@@ -10,13 +10,10 @@ file too. verl logs a failing plugin at DEBUG, that is nowhere; so a failure sto
 from __future__ import annotations
 
 import os
-import sys
 
-_CHECKOUT = os.path.join(os.path.dirname(__file__), "_hydra")
-if (
-    os.path.isdir(_CHECKOUT) and _CHECKOUT not in sys.path
-):  # pip install -e: Hydra finds its plugin there; a wheel has no such folder
-    sys.path.append(_CHECKOUT)
+from verl_entropy import find_hydra_plugin
+
+find_hydra_plugin()
 if os.environ.get("VERL_ENTROPY_CHOSEN") or os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
     from verl_entropy.hosts.install import activate
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from verl_entropy import find_hydra_plugin
 from verl_entropy.config.settings import POLICY_LOSS_PATH, SEAL_PATH, lookup
 from verl_entropy.methods import registry
 
@@ -38,16 +38,9 @@ def summary(name: str) -> str:
     return " ".join(heading)
 
 
-def make_findable() -> None:
-    """In a checkout (``pip install -e``) Hydra's plugins lie in a folder that is on nobody's path: put it there. A wheel has none."""
-    folder = Path(__file__).parents[1] / "_hydra"
-    if folder.is_dir() and str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
 def ensure_search_path() -> None:
     """Register our SearchPathPlugin unless Hydra's own discovery found it."""
-    make_findable()
+    find_hydra_plugin()
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
     from hydra_plugins.verl_entropy_searchpath import VerlEntropySearchPath

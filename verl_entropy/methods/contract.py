@@ -410,16 +410,13 @@ def _ambient(method: Method, s: Any) -> str:
 def _factories(method: Method, s: Any) -> str:
     """Tensors that a method makes without saying where: under another default device they do not meet the batch's."""
     batch = draw()
-    plain = run(method, s, batch)
-    ctx_of = prepared(method, s, batch)
-    if method.kind not in ("estimator", "transform"):
-        return ""
+    ctx = prepared(method, s, batch)
     with torch.device("meta"):
         if method.kind == "estimator":
-            value = method.apply(ctx_of, s)[0]  # type: ignore[attr-defined]
+            value = method.apply(ctx, s)[0]  # type: ignore[attr-defined]
         else:
-            value = method.apply(ctx_of, batch.advantages_RT, s).advantages_RT  # type: ignore[attr-defined]
-    return "" if value.device.type == "cpu" and plain is not None else f"the result is on {value.device}"
+            value = method.apply(ctx, batch.advantages_RT, s).advantages_RT  # type: ignore[attr-defined]
+    return "" if value.device.type == "cpu" else f"the result is on {value.device}"
 
 
 def _cuda(method: Method, s: Any) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from verl_entropy.batch.turns import padded
+from verl_entropy.config.plan import Choice
 from verl_entropy.log import say
 from verl_entropy.methods.common.equal_returns import ROUNDED, unequal_tokens, zero_equal_returns
 from verl_entropy.methods.context import AdvantageContext
+from verl_entropy.methods.method import LogitsOutput
 
 NOTICED = 1e-3
 """An advantage by rounding that is worth a warning."""
@@ -113,6 +116,6 @@ def batch_info(ctx: AdvantageContext) -> dict[str, Any]:
     return said
 
 
-def logits_outputs(plan: Any) -> list[str]:
-    """Names of what the chosen methods compute from the logits."""
-    return [name for c in plan.choices if c.method.logits is not None for name in c.method.logits(c.settings)]
+def logits_outputs(choices: Iterable[Choice]) -> dict[str, LogitsOutput]:
+    """What the chosen methods compute from the logits, by name."""
+    return {name: output for c in choices if c.method.logits is not None for name, output in c.method.logits(c.settings).items()}

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS
+from verl_entropy.methods.common.gspo import sequence_ratio
+from verl_entropy.methods.common.ppo_clip import masked_log_ratio
 from verl_entropy.methods.context import ClipBounds, LossContext
 
 
@@ -76,6 +78,29 @@ def policy_loss(name: str) -> Callable[..., Any]:
 
     loss.__name__ = loss.__qualname__ = f"verl_entropy_{name}"
     return loss
+
+
+def clip_sides(
+    loss_mode: str,
+    log_prob_RT: torch.Tensor,
+    old_log_prob_RT: torch.Tensor,
+    advantages_RT: torch.Tensor,
+    mask_RT: torch.Tensor,
+    low: float,
+    high: float,
+) -> dict[str, torch.Tensor]:
+    """Tokens clipped above and below, apart, for any clipped loss (REPO, App. A.1); (R, T), 0 or 1."""
+    ratio_of = sequence_ratio if loss_mode == "gspo" else token_ratio
+    ratio_RT = ratio_of(log_prob_RT.detach(), old_log_prob_RT, mask_RT)
+    return {
+        "clipfrac_high": ((ratio_RT > 1 + high) & (advantages_RT > 0)).float(),
+        "clipfrac_low": ((ratio_RT < 1 - low) & (advantages_RT < 0)).float(),
+    }
+
+
+def token_ratio(log_prob_RT: torch.Tensor, old_log_prob_RT: torch.Tensor, mask_RT: torch.Tensor) -> torch.Tensor:
+    """pi / pi_old of each token, 1 outside the mask."""
+    return masked_log_ratio(log_prob_RT, old_log_prob_RT, mask_RT).exp()
 
 
 def upper_clip(ctx_info: dict[str, Any], plan: Any) -> float | None:

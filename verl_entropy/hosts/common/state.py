@@ -15,9 +15,9 @@ from verl_entropy import __version__
 from verl_entropy.batch.numerics import masked_mean
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ACTOR_PATH, ALGORITHM_PATH, SEAL_PATH, ConfigError
+from verl_entropy.files import write_atomic
 from verl_entropy.hosts.common.diagnostics_side import DiagnosticsSide
 from verl_entropy.log import say
-from verl_entropy.runs.runfile import write_atomic
 
 FILE = "verl_entropy.json"
 

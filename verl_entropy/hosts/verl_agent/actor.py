@@ -84,6 +84,7 @@ class EntropyActor(DataParallelPPOActor):
     def __init__(self, config, actor_module, actor_optimizer=None, *, plan: Plan | None, head: OutsideHead | None = None):
         super().__init__(config=config, actor_module=actor_module, actor_optimizer=actor_optimizer)
         self.plan, self.head = plan, head
+        self._logits_outputs = advantage_side.logits_outputs(plan.choices if plan is not None else ())
         self.outputs: dict[str, Tensor] = {}
         self._last: Outputs | None = None
         self._record: Record | None = None
@@ -104,9 +105,7 @@ class EntropyActor(DataParallelPPOActor):
 
     def _logits_readers(self, training: bool) -> dict[str, LogitsOutput]:
         """What the chosen methods compute from the logits in this pass, by name."""
-        choices = self.plan.choices if self.plan is not None else ()
-        found = {name: o for c in choices if c.method.logits is not None for name, o in c.method.logits(c.settings).items()}
-        return {name: output for name, output in found.items() if output.in_update or not training}
+        return {name: output for name, output in self._logits_outputs.items() if output.in_update or not training}
 
     def _forward_micro_batch(self, micro_batch, temperature, calculate_entropy=False):
         training = torch.is_grad_enabled()
@@ -240,7 +239,7 @@ class EntropyActor(DataParallelPPOActor):
         width, batch = data.batch["responses"].size(1), data.batch
         mask_RT = batch["attention_mask"][:, -width:].bool()
         # Columns of the driver that a term of the loss may read; a policy loss of ours may also read the old entropy.
-        left = {advantages.KEEP, *(PREFIX + name for name in advantage_side.logits_outputs(self.plan))}
+        left = {advantages.KEEP, *(PREFIX + name for name in self._logits_outputs)}
         if self.plan.loss is None:
             left.add(advantages.OLD_ENTROPY)
         extra: dict[str, Tensor] = {key: batch[key] for key in batch.keys() if key.startswith(PREFIX) and key not in left}
@@ -277,7 +276,9 @@ class EntropyActor(DataParallelPPOActor):
             else:
                 result = self._own_loss(ctx, given)
             self._pg_losses.append(float(result[0].detach()))
-            ctx.token_means.update(micro.clip_sides(self.plan, given))
+            tensors = (given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"].bool())
+            bounds = (given["cliprange_low"], given["cliprange_high"])
+            ctx.token_means.update(loss_side.clip_sides(self.plan.loss_mode, *tensors, *bounds))
             terms = loss_side.extra_terms(ctx)
             self._means.add(ctx)
             return (result[0] + sum(terms) / self._factor(), *result[1:]) if terms else result

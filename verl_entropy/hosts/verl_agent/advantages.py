@@ -57,7 +57,7 @@ def _context(run: Run, step: int, total: int, data: Any, rows: Rows, fields: Fie
             "verl-entropy: the workers sent no entropies with the old log-probs; they do not run our worker class."
         )
     found = {}
-    for name in advantage_side.logits_outputs(run.plan):
+    for name in advantage_side.logits_outputs(run.plan.choices):
         found[name] = rows.unique(data.batch[PREFIX + name]).float()
     return AdvantageContext(
         plan=run.plan,

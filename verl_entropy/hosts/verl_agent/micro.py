@@ -16,8 +16,6 @@ from torch import Tensor
 from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, WHOLE_MASKS
 from verl_entropy.hosts.verl_agent.advantages import OLD_ENTROPY
-from verl_entropy.methods.common.gspo import sequence_ratio
-from verl_entropy.methods.common.ppo_clip import masked_log_ratio
 from verl_entropy.methods.context import LossContext
 
 NUM_TOKENS, NUM_ROWS = "verl_entropy_num_tokens", "verl_entropy_num_rows"
@@ -111,20 +109,6 @@ def count_columns(mask_RT: Tensor, columns_RT: dict[str, Tensor], mini_batch: in
         total_M = torch.zeros(int(mini_R[-1]) + 1, dtype=torch.float64, device=mask_RT.device)
         counts[name] = reduce(total_M.index_add_(0, mini_R, number_R.double()))[mini_R]
     return counts
-
-
-def clip_sides(plan: Plan, loss: dict[str, Any]) -> dict[str, Tensor]:
-    """Tokens clipped above and below, apart, for any clipped loss (REPO, App. A.1)."""
-    mask_RT, log_prob = loss["response_mask"].bool(), loss["log_prob"].detach()
-    if plan.loss_mode == "gspo":
-        ratio = sequence_ratio(log_prob, loss["old_log_prob"], mask_RT)
-    else:
-        ratio = masked_log_ratio(log_prob, loss["old_log_prob"], mask_RT).exp()
-    above, below = ratio > 1 + loss["cliprange_high"], ratio < 1 - loss["cliprange_low"]
-    return {
-        "clipfrac_high": (above & (loss["advantages"] > 0)).float(),
-        "clipfrac_low": (below & (loss["advantages"] < 0)).float(),
-    }
 
 
 class Means:

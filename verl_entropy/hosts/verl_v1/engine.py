@@ -24,6 +24,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl_entropy.batch.numerics import log_probs_and_entropy
 from verl_entropy.config import checks
 from verl_entropy.diagnostics import sampling
+from verl_entropy.hosts.common import advantage_side
 from verl_entropy.hosts.common.loss_tools import trained_positions, trained_tokens
 from verl_entropy.hosts.common.trainer_keys import (
     ACTOR_MASKS,
@@ -128,7 +129,7 @@ class EntropyEngineMixin:
         """What the chosen methods compute from the logits, by name."""
         if not self._ours or self.engine_config.forward_only:
             return {}
-        return {name: o for c in self.engine_config.logits_methods() for name, o in c.method.logits(c.settings).items()}
+        return advantage_side.logits_outputs(self.engine_config.logits_methods())
 
     @functools.cached_property
     def _chunked(self) -> bool:

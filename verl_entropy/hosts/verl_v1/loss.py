@@ -20,8 +20,6 @@ from verl_entropy.hosts.common.context import use_loss
 from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
 from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WHOLE_MASKS, WORKER_INFO
 from verl_entropy.hosts.verl_v1 import registration
-from verl_entropy.methods.common.gspo import sequence_ratio
-from verl_entropy.methods.common.ppo_clip import masked_log_ratio
 from verl_entropy.methods.context import LossContext
 
 _plans: dict[int, tuple[object, Plan]] = {}
@@ -86,15 +84,10 @@ def _move_clip(config, ctx: LossContext) -> None:
 def _clip_sides(config, ctx: LossContext) -> None:
     """Shares of clipped tokens above and below, apart, for any clipped loss (REPO, App. A.1)."""
     width = ctx.mask_RT.shape[1]
-    log_prob = response_RT(ctx.model_output["log_probs"], ctx.micro_batch, width).detach()
+    log_prob = response_RT(ctx.model_output["log_probs"], ctx.micro_batch, width)
     old, advantages = _padded(ctx.micro_batch, "old_log_probs", width), _padded(ctx.micro_batch, "advantages", width)
-    if ctx.plan.loss_mode == "gspo":
-        ratio = sequence_ratio(log_prob, old, ctx.mask_RT)
-    else:
-        ratio = masked_log_ratio(log_prob, old, ctx.mask_RT).exp()
-    low, high = clip_bounds(config)
-    ctx.token_means["clipfrac_high"] = ((ratio > 1 + high) & (advantages > 0)).float()
-    ctx.token_means["clipfrac_low"] = ((ratio < 1 - low) & (advantages < 0)).float()
+    sides = loss_side.clip_sides(ctx.plan.loss_mode, log_prob, old, advantages, ctx.mask_RT, *clip_bounds(config))
+    ctx.token_means.update(sides)
 
 
 def _metrics(ctx: LossContext) -> dict:

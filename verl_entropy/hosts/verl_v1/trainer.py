@@ -121,7 +121,12 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
 
 def _fields(run: state.Run, step: int) -> list[str]:
     """What the advantage phase reads beyond verl."""
-    fields = ["extra_fields", "response_mask", "entropy", *(PREFIX + name for name in advantage_side.logits_outputs(run.plan))]
+    fields = [
+        "extra_fields",
+        "response_mask",
+        "entropy",
+        *(PREFIX + name for name in advantage_side.logits_outputs(run.plan.choices)),
+    ]
     return fields + (run.diagnostics.fields(step) if run.diagnostics is not None else [])
 
 
@@ -231,7 +236,7 @@ def _extra_outputs(rows: Any, plan: Plan, width: int) -> dict[str, torch.Tensor]
     from verl.workers.utils.padding import response_from_nested
 
     found = {}
-    for name in advantage_side.logits_outputs(plan):
+    for name in advantage_side.logits_outputs(plan.choices):
         key = PREFIX + name
         if key not in rows.keys():
             raise RuntimeError(

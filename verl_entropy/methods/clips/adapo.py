@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.common.controllers import controlled
 from verl_entropy.methods.method import Clip, Metric, setting
 
 
@@ -23,14 +23,11 @@ class Adapo:
     target: float | None = setting(None, "target entropy in nats; null: entropy of the first iteration", gt=0.0)
 
 
-def _state(s: Adapo) -> ControllerState:
-    bounds = {"value": s.eps_high, "low": s.eps_min, "high": s.eps_max, "factor": s.factor, "target": s.target}
-    return ControllerState("adapo", "eps_high", True, **bounds)
-
-
 def _bound(said: Mapping[str, Any]) -> float:
     return float(said["eps_high"])
 
+
+_BOUNDED = ("eps_high", "eps_min", "eps_max")
 
 ADAPO = Clip(
     name="adapo",
@@ -41,9 +38,9 @@ ADAPO = Clip(
     settings=Adapo,
     function="verl_entropy.methods.common.controllers.TargetEntropyController",
     needs=frozenset({"entropy"}),
-    bounded=("eps_high", "eps_min", "eps_max"),
+    bounded=_BOUNDED,
     steers=True,
     metrics={"eps_high": Metric("upper clip bound", "number", "REPO paper, App. B")},
-    state=_state,
+    state=controlled("adapo", _BOUNDED),
     apply=_bound,
 )

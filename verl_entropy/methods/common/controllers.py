@@ -12,6 +12,7 @@ One controller serves REPO's zeta, ADAPO's upper clip bound and the adaptive ent
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -156,3 +157,18 @@ class ControllerState:
     def load_state_dict(self, values: dict[str, Any]) -> None:
         if self.controller is not None:
             self.controller.load_state_dict(values)
+
+
+def controlled(method: str, bounded: tuple[str, str, str], *options: str) -> Callable[[Any], ControllerState]:
+    """The ``state`` of a method whose controller moves the setting ``bounded[0]`` between the settings ``bounded[1]`` and ``[2]``.
+
+    ``options``: further settings that the controller takes by their own names. Settings without ``adaptive`` are adaptive.
+    """
+    name, low, high = bounded
+
+    def state(s: Any) -> ControllerState:
+        bounds = {"value": getattr(s, name), "low": getattr(s, low), "high": getattr(s, high)}
+        more = {option: getattr(s, option) for option in options}
+        return ControllerState(method, name, getattr(s, "adaptive", True), **bounds, factor=s.factor, target=s.target, **more)
+
+    return state

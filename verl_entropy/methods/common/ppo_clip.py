@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verl_entropy.methods.method import Metric
+
 MAX_LOG_RATIO = 20.0
 """Bound of the log ratio before exp, as in verl: e^20 is far outside any clip range and far from overflow."""
 
@@ -42,6 +44,16 @@ def clip_info(ratio: Tensor, advantages: Tensor, loss: Tensor, eps_low: float, e
     if dual_clip is not None:
         info["clipfrac_dual"] = ((loss > -advantages * dual_clip) & (advantages < 0)).float()
     return info
+
+
+def clip_metrics(source: str) -> dict[str, Metric]:
+    """The metrics of ``clip_info`` and of ``ppo_kl`` beside it."""
+    return {
+        "clipfrac_high": Metric("share of tokens clipped above by the loss", "share", source),
+        "clipfrac_low": Metric("share of tokens clipped below", "share", source),
+        "clipfrac_dual": Metric("share of tokens at the dual clip", "share", source),
+        "ppo_kl": Metric("mean log pi_old - log pi", "nats", source),
+    }
 
 
 def apply_dual_clip(loss: Tensor, advantages: Tensor, dual_clip: float | None) -> Tensor:

@@ -14,11 +14,12 @@ from verl_entropy.methods.common.ppo_clip import (
     apply_dual_clip,
     check_clip,
     clip_info,
+    clip_metrics,
     masked,
     masked_log_ratio,
 )
 from verl_entropy.methods.context import ClipBounds, LossContext
-from verl_entropy.methods.method import Loss, Metric
+from verl_entropy.methods.method import Loss
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,6 @@ AEPO = Loss(
     source="arXiv 2510.14545",
     settings=AepoLoss,
     function="verl_entropy.methods.losses.aepo.aepo",
-    metrics={
-        "clipfrac_high": Metric("share of tokens clipped above by the loss", "share", "AEPO"),
-        "clipfrac_low": Metric("share of tokens clipped below", "share", "AEPO"),
-        "clipfrac_dual": Metric("share of tokens at the dual clip", "share", "AEPO"),
-        "ppo_kl": Metric("mean log pi_old - log pi", "nats", "AEPO"),
-    },
+    metrics=clip_metrics("AEPO"),
     apply=_apply,
 )

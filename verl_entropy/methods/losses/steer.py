@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_entropy.batch.numerics import rounding
-from verl_entropy.methods.common.ppo_clip import Info, masked, ppo_clip
+from verl_entropy.methods.common.ppo_clip import Info, clip_metrics, masked, ppo_clip
 from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
 from verl_entropy.methods.method import Loss, Metric, setting
 
@@ -189,10 +189,7 @@ STEER = Loss(
     metrics={
         "steer_weight": Metric("mean weight of a token", "number", "arXiv 2510.10150"),
         "steer_omega": Metric("mean size of the predicted change of entropy", "nats per unit of step", "arXiv 2510.10150"),
-        "clipfrac_high": Metric("share of tokens clipped above by the loss", "share", "arXiv 2510.10150"),
-        "clipfrac_low": Metric("share of tokens clipped below", "share", "arXiv 2510.10150"),
-        "clipfrac_dual": Metric("share of tokens at the dual clip", "share", "arXiv 2510.10150"),
-        "ppo_kl": Metric("mean log pi_old - log pi", "nats", "arXiv 2510.10150"),
+        **clip_metrics("arXiv 2510.10150"),
     },
     batch=_batch,
     apply=_apply,

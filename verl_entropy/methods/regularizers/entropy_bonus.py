@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_entropy.batch.turns import nested_token_weight
-from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.common.controllers import controlled
 from verl_entropy.methods.context import AdvantageContext, LossContext
 from verl_entropy.methods.method import Metric, Regularizer, setting
 
@@ -40,11 +40,6 @@ def entropy_bonus(entropy_RT: Tensor, mask_RT: Tensor, *, coef: float) -> Tensor
     return -coef * torch.where(mask_RT, entropy_RT, torch.zeros((), dtype=entropy_RT.dtype, device=entropy_RT.device))
 
 
-def _state(s: EntropyBonus) -> ControllerState:
-    bounds = {"value": s.coef, "low": s.coef_min, "high": s.coef_max, "factor": s.factor, "target": s.target}
-    return ControllerState("entropy_bonus", "coef", s.adaptive, **bounds)
-
-
 def _columns(ctx: AdvantageContext, s: EntropyBonus) -> Mapping[str, Tensor]:
     return {"token_weight": nested_token_weight(ctx.turns)} if s.aggregation == "nested-mean" else {}
 
@@ -56,6 +51,8 @@ def _apply(ctx: LossContext, s: EntropyBonus) -> Tensor:
     return ctx.aggregate(loss_RT, s.aggregation)
 
 
+_BOUNDED = ("coef", "coef_min", "coef_max")
+
 ENTROPY_BONUS = Regularizer(
     name="entropy_bonus",
     summary="plain entropy bonus, or with the adaptive coefficient of REPO's baseline",
@@ -65,13 +62,13 @@ ENTROPY_BONUS = Regularizer(
     settings=EntropyBonus,
     function="verl_entropy.methods.regularizers.entropy_bonus.entropy_bonus",
     needs=frozenset({"entropy", "grad_entropy"}),
-    bounded=("coef", "coef_min", "coef_max"),
+    bounded=_BOUNDED,
     metrics={
         "coef": Metric("weight of the entropy", "number", "REPO paper, baselines"),
         "entropy": Metric("mean entropy during the update", "nats", "ours"),
     },
     neutral={"coef": 0.0, "adaptive": False},
-    state=_state,
+    state=controlled("entropy_bonus", _BOUNDED),
     columns=_columns,
     coefficient=("coef", "moves between coef_min and coef_max where adaptive"),
     apply=_apply,

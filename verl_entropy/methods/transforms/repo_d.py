@@ -11,7 +11,7 @@ from torch import Tensor
 from verl_entropy.batch.packed import spread
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.common.centre import CENTRES, active_rows, centred_log_prob, scope_mean
-from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.common.controllers import controlled
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.method import Metric, Transform, setting
 from verl_entropy.methods.result import TransformResult
@@ -116,10 +116,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoD) -> Tran
     )
 
 
-def _state(s: RepoD) -> ControllerState:
-    bounds = {"value": s.zeta, "low": s.zeta_min, "high": s.zeta_max, "factor": s.factor, "target": s.target}
-    return ControllerState("repo_d", "zeta", s.adaptive, **bounds)
-
+_BOUNDED = ("zeta", "zeta_min", "zeta_max")
 
 REPO_D = Transform(
     name="repo_d",
@@ -131,7 +128,7 @@ REPO_D = Transform(
     function="verl_entropy.methods.transforms.repo_d.repo_d",
     needs=frozenset({"entropy"}),
     order=45,
-    bounded=("zeta", "zeta_min", "zeta_max"),
+    bounded=_BOUNDED,
     steers=True,
     metrics={
         "zeta": Metric("coefficient zeta", "number", "REPO paper, sec. 4"),
@@ -141,6 +138,6 @@ REPO_D = Transform(
         ),
     },
     neutral={"zeta": 0.0, "adaptive": False},
-    state=_state,
+    state=controlled("repo_d", _BOUNDED),
     apply=_apply,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.common.centre import CENTRES, centred_log_prob
-from verl_entropy.methods.common.controllers import ControllerState
+from verl_entropy.methods.common.controllers import controlled
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.method import Metric, Transform, setting
 from verl_entropy.methods.result import TransformResult
@@ -80,10 +80,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoR) -> Tran
     return repo_r(advantages, ctx.turns, ctx.log_probs(), ctx.entropies(), zeta=zeta, center=s.center, keep_sign=s.keep_sign)
 
 
-def _state(s: RepoR) -> ControllerState:
-    bounds = {"value": s.zeta, "low": s.zeta_min, "high": s.zeta_max, "factor": s.factor, "target": s.target}
-    return ControllerState("repo_r", "zeta", s.adaptive, **bounds, bidirectional=s.bidirectional, flip=s.flip)
-
+_BOUNDED = ("zeta", "zeta_min", "zeta_max")
 
 REPO_R = Transform(
     name="repo_r",
@@ -96,10 +93,10 @@ REPO_R = Transform(
     needs=frozenset({"entropy"}),
     order=40,
     conflicts={"repo_d": "both would correct the same drift of entropy; choose one"},
-    bounded=("zeta", "zeta_min", "zeta_max"),
+    bounded=_BOUNDED,
     steers=True,
     metrics={"zeta": Metric("coefficient zeta", "number", "REPO paper, sec. 4")},
     neutral={"zeta": 0.0, "adaptive": False},
-    state=_state,
+    state=controlled("repo_r", _BOUNDED, "bidirectional", "flip"),
     apply=_apply,
 )

@@ -23,13 +23,14 @@ from typing import Any
 
 from verl_entropy import __version__
 from verl_entropy.diagnostics.phases import Phases
+from verl_entropy.files import write_atomic
 from verl_entropy.runs.report import advice, figures, summary, trajectories
 from verl_entropy.runs.report.chart import Steps, as_json
 from verl_entropy.runs.report.plot import Panel, limit_of
 from verl_entropy.runs.report.runs import ENTROPY, Group, Run, differing, group, load_readable, without_steps
 from verl_entropy.runs.report.success import CONVERGED, LEAST, SuccessRate, success_rates
 from verl_entropy.runs.report.text import printable, spelled
-from verl_entropy.runs.runfile import RunFileError, write_atomic
+from verl_entropy.runs.runfile import RunFileError
 
 ASSETS = Path(__file__).parent / "assets"
 MAX_CASES = 8
@@ -174,7 +175,7 @@ def document(model: dict[str, Any], live: bool = False) -> str:
         .render(
             policy="; ".join(f"{name} {value}" for name, value in policy.items()),
             style=style,
-            plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode(),
+            plotly=_packed(plotly),
             script=script,
             title=model["title"],
             head=model["head"],
@@ -188,8 +189,14 @@ def plotly_js() -> str:
     """The script of plotly.js (MIT) from the installed package plotly, which is not imported for it."""
     spec = importlib.util.find_spec("plotly")
     if spec is None or spec.origin is None:
-        raise ValueError("the page needs plotly, which is not installed. Run `pip install verl-entropy[report]`.")
+        raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
     return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _packed(text: str) -> str:
+    """``text`` compressed, in base64; half a second for plotly.js, so once and not for each page that ``watch`` serves."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def script_json(value: Any) -> str:
