@@ -92,6 +92,35 @@ WORLDS = {
             "rate_4e-4": Regime(30, (f"{_ACTOR}.optim.lr=4e-4",), "learning rate 4e-4", candidate=True),
         },
     ),
+    "frozen_lake": World(
+        title="frozen lake",
+        module="bench.frozen_lake",
+        splits=("dev", "test"),
+        metric="val-core/frozen_lake/{split}/acc/mean@1",
+        episodes=320,
+        text="Gymnasium's FrozenLake as text, a new 4 x 4 map every episode (a quarter holes, no slipping, up to 10 moves); the household's "
+        "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
+        regimes={
+            "healthy": Regime(40, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
+            "unstable": Regime(40, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
+            "rate_3e-4": Regime(40, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4", candidate=True),
+            "rate_2e-3": Regime(40, (f"{_ACTOR}.optim.lr=2e-3",), "learning rate 2e-3", candidate=True),
+        },
+    ),
+    "bandit": World(
+        title="bandit",
+        module="bench.bandit",
+        splits=("dev", "test"),
+        metric="val-core/bandit/{split}/acc/mean@1",
+        episodes=640,
+        text="A two-armed bandit in the manner of RAGEN's: a safe arm pays .15, a bold one 1 in a quarter of all pulls, and success is to pull "
+        "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
+        regimes={
+            "healthy": Regime(60, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
+            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
+            "rate_3e-4": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4", candidate=True),
+        },
+    ),
 }
 
 

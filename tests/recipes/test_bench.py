@@ -17,7 +17,7 @@ pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from bench import __main__ as command  # noqa: E402
-from bench import one, outcome, page, plan, statistics  # noqa: E402
+from bench import bandit, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
 
 METRIC = plan.WORLDS["household"].metric
 
@@ -56,6 +56,52 @@ def stored(folder, method, seed, auc, final, regime="healthy"):
     }
     result |= {"commit": "abc", "versions": {"verl": "0.9.1"}, "machine": one.machine(1), "ended": "2026-01-01", "curves": found}
     one.write(job.file(folder), result | {"held_out": held, "outcome": outcome.outcome(found, held, world.splits)})
+
+
+@pytest.mark.parametrize("split", ("train", "dev", "test"))
+def test_the_lakes_expert_reaches_the_goal_on_maps_of_its_split_alone(split):
+    lake, others = frozen_lake.FrozenLake(), {"train", "dev", "test"} - {split}
+    maps = {name: {tuple(frozen_lake.draw_map(seed, name)) for seed in range(300)} for name in (split, *others)}
+    assert len(maps[split]) > 100 and not any(maps[split] & maps[other] for other in others)
+    for seed in range(30):
+        seen, info = lake.reset(seed=seed, options={"split": split})
+        assert (seen, info) == lake.reset(seed=seed, options={"split": split})
+        expert, done = lake.expert(info), False
+        for _ in range(frozen_lake.WORLD.max_turns):
+            action = expert.act(seen, info["admissible_actions"])
+            assert expert.thought.split()[0] in small.OPENINGS and expert.thought.endswith(action)
+            seen, reward, done, _, info = lake.step(action)
+            if done:
+                break
+        assert done and reward == 1.0 and info["won"] is True
+    assert lake.reset(seed=1)[0].count("p") == 1 and lake.step("swim")[0] == lake.reset(seed=1)[0]
+
+
+def test_the_bold_arm_of_the_bandit_pays_more_and_wins_whatever_it_pays():
+    game, paid = bandit.Bandit(), {"safe": 0.0, "bold": 0.0}
+    for seed in range(4000):
+        for arm in paid:
+            _, info = game.reset(seed=seed)
+            assert {game.safe, game.bold} == set(info["admissible_actions"])
+            _, reward, done, _, info = game.step(getattr(game, arm))
+            assert done and info["won"] is (arm == "bold")
+            paid[arm] += reward / 4000
+    assert paid["safe"] == pytest.approx(bandit.PAYS) and paid["bold"] == pytest.approx(bandit.CHANCE, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", sorted(set(plan.WORLDS) - {"household"}))
+def test_every_world_would_start(world, tmp_path):
+    pytest.importorskip("verl")
+    from verl_entropy.config import compose
+    from verl_entropy.hosts.verl_v1 import resolved
+
+    words = one.words(plan.Job(world, "unstable", "gigpo", 3), tmp_path, tmp_path / "run", 30)
+    found = resolved.check(compose.compose(words))
+    data = found.raw["data"]
+    assert found.verl is None and data["env"]["name"].startswith("bench.") and "kwargs" not in data["env"]
+    assert data["val_files"] == [str(tmp_path / f"assets-seed3/{s}.parquet") for s in plan.WORLDS[world].splits]
+    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] < 96
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,22 @@ def read_number(value: Any, field: str) -> float:
     if not math.isfinite(number):
         raise ProtocolError(f"{field} is {number} of type {type(value).__name__}: it must be finite.")
     return number
+
+
+def read_bools(values: Sequence[Any], field: Callable[[int], str]) -> list[bool]:
+    """The truth values of a column; ``field(place)`` names one in an error. Plain bools are taken at once."""
+    if set(map(type, values)) <= {bool, np.bool_}:
+        return np.asarray(values, dtype=bool).tolist()
+    return [read_bool(value, field(place)) for place, value in enumerate(values)]
+
+
+def read_numbers(values: Sequence[Any], field: Callable[[int], str]) -> list[float]:
+    """The finite numbers of a column; ``field(place)`` names one in an error. Plain numbers are taken at once."""
+    if set(map(type, values)) <= {float, int, np.float32, np.float64}:
+        column = np.asarray(values, dtype=np.float64)
+        if np.isfinite(column).all():
+            return column.tolist()
+    return [read_number(value, field(place)) for place, value in enumerate(values)]
 
 
 def read_whole(value: Any, field: str) -> int:

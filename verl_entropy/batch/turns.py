@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from verl_entropy.batch.foreign import read_bool, read_number
+from verl_entropy.batch.foreign import read_bools, read_numbers
 from verl_entropy.batch.packed import pack, positions, row_lengths, unpack
 
 FIELDS = ("reward", "penalty", "valid", "anchor")
@@ -246,7 +246,7 @@ def build_turns(
     success_J = score_J > success_threshold
     if success_R is not None:
         if not isinstance(success_R, Tensor):
-            success_R = [read_bool(value, f"success_R of row {row}") for row, value in enumerate(success_R)]
+            success_R = read_bools(success_R, lambda row: f"success_R of row {row}")
         success_J = torch.as_tensor(success_R, device=device).bool()[last_row_J]
     return Turns(
         mask_RT=mask_RT,
@@ -391,11 +391,8 @@ def _column(name: str, column: list, row_K: list[int], device: torch.device) -> 
             anchor_K[k] = anchor
         return anchor_K
     if name == "valid":
-        valid_K = [
-            read_bool(value, f"turn_fields: 'valid' of a turn of row {row}") for value, row in zip(column, row_K, strict=True)
-        ]
-        return torch.tensor(valid_K, device=device)
-    values = [read_number(v, f"turn_fields: {name!r} of a turn of row {row}") for v, row in zip(column, row_K, strict=True)]
+        return torch.tensor(read_bools(column, lambda k: f"turn_fields: 'valid' of a turn of row {row_K[k]}"), device=device)
+    values = read_numbers(column, lambda k: f"turn_fields: {name!r} of a turn of row {row_K[k]}")
     values_K = torch.tensor(values, dtype=torch.float32, device=device)
     _check_finite(values_K, f"turn_fields: {name!r}", lambda k: f"a turn of row {row_K[k]}")
     if name == "penalty" and bool((values_K < 0).any()):

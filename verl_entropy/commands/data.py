@@ -151,8 +151,9 @@ def _noise(args: argparse.Namespace) -> Any:
 
 def _turn_writer(args: argparse.Namespace, run_settings: RunSettings, settings: Any, agent: str) -> Any:
     """What writes the expert's turns; ConfigError for arguments that do not fit."""
+    from verl_entropy import envs
     from verl_entropy.data.expert_turns import TurnWriter
-    from verl_entropy.data.experts import REACTIVE
+    from verl_entropy.data.experts import HasExpert
 
     data = run_settings.data
     if agent != "stepwise_env":
@@ -161,10 +162,10 @@ def _turn_writer(args: argparse.Namespace, run_settings: RunSettings, settings: 
         )
     if not args.tokenizer:
         raise ConfigError("--tokenizer: needed by --expert, whose rows are tokens. Give the folder of the model to be trained.")
-    if _noise(args).any and settings.name not in REACTIVE:
+    if _noise(args).any and not isinstance(envs.resolve(settings.name), HasExpert):
         raise ConfigError(
             f"--noise-target, --noise-play: the expert of {settings.name} replays known actions and does not recover from others; "
-            f"noise is for {', '.join(REACTIVE)}. Leave it out."
+            "noise needs an environment with expert(info). Leave it out."
         )
     lengths = {key: data.get(key) or value for key, value in DEFAULTS.items()}
     return TurnWriter(settings, load_tokenizer(args.tokenizer), template_kwargs=data.get("apply_chat_template_kwargs"), **lengths)

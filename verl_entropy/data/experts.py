@@ -30,6 +30,15 @@ class KnowsItsSolution(Protocol):
         ...
 
 
+@runtime_checkable
+class HasExpert(Protocol):
+    """An environment with an expert that acts on what it sees, and therefore also recovers from a wrong action."""
+
+    def expert(self, info: Mapping[str, Any]) -> Expert:
+        """The expert of the episode that was just reset; ``info`` is what ``reset`` returned."""
+        ...
+
+
 class Replay:
     """Plays a list of actions, whatever is seen."""
 
@@ -52,23 +61,13 @@ class ExpertFailed(ValueError):
     """The expert did not reach the goal of an episode."""
 
 
-def _household(info: Mapping[str, Any]) -> Expert:
-    from verl_entropy.envs.worlds.household import HouseholdExpert
-
-    return HouseholdExpert(info["task"])
-
-
-REACTIVE = {"household": _household}
-"""Environments with an expert that acts on what it sees, and therefore also recovers from a wrong action."""
-
-
 def make_expert(name: str, environment: Any, info: Mapping[str, Any], thought: str = THOUGHT) -> Expert:
     """The expert for the episode that was just reset."""
-    if name in REACTIVE:
-        return REACTIVE[name](info)
+    if isinstance(environment, HasExpert):
+        return environment.expert(info)
     if not isinstance(environment, KnowsItsSolution):
         raise ValueError(
-            f"--expert: environment {name} knows no expert. Give it expert_actions() -> list[str], "
+            f"--expert: environment {name} knows no expert. Give it expert(info) or expert_actions() -> list[str], "
             "or write the warm-start data yourself (columns prompt_ids and response_ids)."
         )
     actions = environment.expert_actions()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_entropy.envs.tasks import Answer, TurnEnv, choose, some_of
@@ -86,6 +86,10 @@ class HouseholdEnv(TurnEnv):
             info = env.reset(number, options)[1]
             rows.append({"seed": number, "options": options, "task_type": info["task_type"], "prompt": info["task"]})
         return rows
+
+    def expert(self, info: Mapping[str, Any]) -> HouseholdExpert:
+        """A scripted player for the episode of ``info``."""
+        return HouseholdExpert(info["task"])
 
     def expert_actions(self) -> list[str] | None:
         """What `HouseholdExpert` does from here to the goal, on a copy; None if the turns left are too few."""

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bench's own small worlds share: vocabulary, model, noisy warm start, data, and the trainer's words.
+
+The expert's thoughts are drawn from several wordings, so that a policy starts with entropy that reward does not ask for: what a method does
+to it is seen, and none of it is needed for the task.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
+from verl_entropy.data.source import FIRST_HELD_OUT, SEEDS_PER_RUN, Task, rl_rows
+from verl_entropy.data.write import write_parquet
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
+from verl_entropy.quickstart import __main__ as quickstart
+from verl_entropy.quickstart import build, warm_start
+
+OPENINGS = ("now", "so", "then", "well", "next", "here", "first", "again")
+VERBS = ("go", "move", "walk", "step")
+
+
+def thought(rng: random.Random, action: str, verbs: Sequence[str] = VERBS) -> str:
+    """One of the wordings of ``action``."""
+    return f"{rng.choice(OPENINGS)} {rng.choice(verbs)} {action}"
+
+
+@dataclass(frozen=True)
+class Small:
+    """A world of few words."""
+
+    name: str
+    environment: str
+    vocabulary: tuple[str, ...]
+    max_turns: int
+    max_prompt: int
+    max_response: int
+    held_out: int
+    """Episodes of each of the splits dev and test."""
+    noise: Noise
+    episodes: int
+    """The expert's, for the warm start."""
+    warm_steps: int
+    prompts: int
+    rollouts: int
+    train_steps: int
+    """Steps for which there are training tasks."""
+
+    def agent(self) -> dict[str, Any]:
+        """``data.env``."""
+        return {
+            "name": self.environment,
+            "max_turns": self.max_turns,
+            "history_length": 0,
+            "show_admissible": False,
+            "prompt_template": "brief",
+        }
+
+    def prepare(self, folder: Path, seed: int) -> None:
+        """Data and warm-started model of a seed, made once."""
+        assets = folder / f"assets-seed{seed}"
+        assets.mkdir(parents=True, exist_ok=True)
+        splits = [("train", seed * SEEDS_PER_RUN, self.train_steps * self.prompts)]
+        splits += [(split, FIRST_HELD_OUT * (1 + i), self.held_out) for i, split in enumerate(("dev", "test"))]
+        for split, first, count in splits:
+            tasks = [Task(first + i, {"split": split}) for i in range(count)]
+            write_parquet(rl_rows(tasks, self.name, split), assets / f"{split}.parquet")
+        if (assets / "warm").is_dir():
+            return
+        import torch
+
+        torch.set_num_threads(1)
+        words = [*build.SPECIAL, *sorted({*self.vocabulary, *OPENINGS, *build.OTHER.split()} - set(build.SPECIAL))]
+        tokenizer = build.word_level(words, pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>")
+        network = build.build_model(len(tokenizer), seed)
+        writer = TurnWriter(AgentSettings.from_mappings(self.agent()), tokenizer, self.max_prompt, self.max_response)
+        first = warm_start.FIRST_SEED + seed * self.episodes
+        tasks = [Task(first + i, {"split": "train"}) for i in range(self.episodes)]
+        rows, _ = collect(writer, tasks, noise=self.noise, seed=seed)
+        warm_start.train(network, [(row["prompt_ids"], row["response_ids"]) for row in rows], seed, steps=self.warm_steps)
+        warm_start.save(network, tokenizer, assets / "warm")
+
+    def words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> Iterable[str]:
+        """Overrides for verl's trainer: the quickstart's with this world's data and sizes."""
+        assets = folder / f"assets-seed{seed}"
+        args = SimpleNamespace(preset=",".join(presets) or "none", steps=steps, seed=seed, overrides=[])
+        theirs = [word for word in quickstart.overrides(args, assets, run) if word and not word.startswith("+data.env.")]
+        return [
+            *theirs,
+            *(f"+data.env.{key}={value}" for key, value in self.agent().items()),
+            f"data.val_files=[{assets / 'dev.parquet'},{assets / 'test.parquet'}]",
+            f"data.train_batch_size={self.prompts}",
+            f"data.max_prompt_length={self.max_prompt}",
+            f"data.max_response_length={self.max_response}",
+            f"actor_rollout_ref.rollout.n={self.rollouts}",
+            f"actor_rollout_ref.rollout.prompt_length={self.max_prompt}",
+            f"actor_rollout_ref.rollout.response_length={self.max_response}",
+            f"++{DIAGNOSTICS}.run_file.folder=null",
+            f"++{DIAGNOSTICS}.costly_every=0",
+        ]
