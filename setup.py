@@ -29,14 +29,13 @@ ENVIRONMENTS = {
     "scienceworld": ["scienceworld>=1.2"],
     "textworld_express": ["textworld-express>=1.1"],
 }
-BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15"]
+BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15", "gymnasium>=1.0"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
     *VERL_CPU,
     *BENCH,
     *ENVS,
     "psutil",
-    "gymnasium",
     "hypothesis",
     "ruff==0.17.*",
     "import-linter>=2",

@@ -21,6 +21,7 @@ JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out succe
 """What methods are told apart by."""
 CUT = "cut"
 """Folder beside the results of runs that did not reach their last step."""
+RATE = "actor_rollout_ref.actor.optim.lr"
 Run = dict[str, Any]
 Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
@@ -182,9 +183,10 @@ def cut(folder: Path) -> list[str]:
                 for name, form in (("success", ".2f"), ("entropy", ".3f"))
                 if (known := [v for v in run["curves"][name] if v is not None])
             ]
-            spec = WORLDS[run["world"]].regimes[run["regime"]]
+            rate, planned = (run["settings"][key] for key in (RATE, "trainer.total_training_steps"))
             lines.append(
-                f"- {METHODS[run['method']].title}, {spec.why}, seed {run['seed']}, {run['steps']} of {spec.steps} steps: {', '.join(moved)}."
+                f"- {WORLDS[run['world']].title}, {METHODS[run['method']].title}, learning rate {rate}, seed {run['seed']}, "
+                f"{run['steps']} of {planned} steps: {', '.join(moved)}."
             )
         lines.append("")
     return lines

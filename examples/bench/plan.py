@@ -60,6 +60,13 @@ class Regime:
     """Tried on tuning seeds only."""
 
 
+def _rates(steps: int, *rates: str) -> dict[str, Regime]:
+    """Candidates for the regimes: plain GRPO at these learning rates."""
+    return {
+        f"rate_{rate}": Regime(steps, (f"{_ACTOR}.optim.lr={rate}",), f"learning rate {rate}", candidate=True) for rate in rates
+    }
+
+
 @dataclass(frozen=True)
 class World:
     """Where the agent acts. ``module`` has ``prepare(folder, seed)`` and ``words(folder, seed, run, steps, presets)``."""
@@ -88,8 +95,8 @@ WORLDS = {
         "known houses (seen) and unknown houses (unseen).",
         regimes={
             "healthy": Regime(30, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
-            "unstable": Regime(30, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
-            "rate_4e-4": Regime(30, (f"{_ACTOR}.optim.lr=4e-4",), "learning rate 4e-4", candidate=True),
+            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
+            **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
     ),
     "frozen_lake": World(
@@ -101,10 +108,9 @@ WORLDS = {
         text="Gymnasium's FrozenLake as text, a new 4 x 4 map every episode (a quarter holes, no slipping, up to 10 moves); the household's "
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
         regimes={
-            "healthy": Regime(40, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
-            "unstable": Regime(40, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
-            "rate_3e-4": Regime(40, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4", candidate=True),
-            "rate_2e-3": Regime(40, (f"{_ACTOR}.optim.lr=2e-3",), "learning rate 2e-3", candidate=True),
+            "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
+            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
+            **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
     ),
     "bandit": World(
@@ -116,9 +122,9 @@ WORLDS = {
         text="A two-armed bandit in the manner of RAGEN's: a safe arm pays .15, a bold one 1 in a quarter of all pulls, and success is to pull "
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
         regimes={
-            "healthy": Regime(60, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
-            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
-            "rate_3e-4": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4", candidate=True),
+            "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
+            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
+            **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
     ),
 }
