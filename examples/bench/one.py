@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ FORMAT = 1
 PACKAGES = ("verl-entropy", "verl", "torch", "transformers", "ray", "numpy")
 BUSY = 3
 """Exit status: another process trains this run."""
+STARTS = 3
+PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -64,10 +67,16 @@ def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
 
 
 def train(job: Job, run: Path, command: list[str], env: dict[str, str]) -> None:
-    """Run the trainer in ``run``; raises RuntimeError with the end of its log."""
+    """Run the trainer in ``run``; raises RuntimeError with the end of its log.
+
+    verl asks the system for a free port and listens on it seconds later: of many runs that start at once, two may be given the same.
+    """
     log = run / "log.txt"
-    with open(log, "w", encoding="utf-8") as file:
-        code = subprocess.run(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=run).returncode
+    for _ in range(STARTS):
+        with open(log, "w", encoding="utf-8") as file:
+            code = subprocess.run(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=run).returncode
+        if not (code and PORT_TAKEN.search(log.read_text(encoding="utf-8", errors="replace"))):
+            break
     if code:
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
         raise RuntimeError(f"{job.label()} ended with {code}; its log is {log}:\n{tail}")

@@ -301,6 +301,16 @@ def test_a_killed_run_does_not_count_and_is_trained_anew(tmp_path):
     assert run["steps"] == 3 and run["outcome"]["auc"] == 0.5 and not list(results.rglob("*.partial"))
 
 
+@pytest.mark.parametrize(
+    ("says", "starts"), [("EADDRINUSE", one.STARTS), ("Address already in use", one.STARTS), ("out of memory", 1)]
+)
+def test_a_start_whose_port_was_taken_is_tried_again(tmp_path, says, starts):
+    script = f"open('starts', 'a').write('x'); print('errno: 98 - {says}'); raise SystemExit(1)"
+    with pytest.raises(RuntimeError, match=f"ended with 1.*\n.*{says}"):
+        one.train(plan.Job("household", "healthy", "none", 100), tmp_path, [sys.executable, "-c", script], dict(os.environ))
+    assert (tmp_path / "starts").read_text() == "x" * starts
+
+
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(command, "run_all", lambda missing, args: asked.extend(missing) or 0)

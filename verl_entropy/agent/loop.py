@@ -51,6 +51,9 @@ from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 
+SHORT_PROMPT = 512
+"""Tokens: building a prompt of at most this many takes about as long as handing it to another thread and back."""
+
 # verl makes an agent loop per session; the builder (template file, truncation count) is one per worker.
 _prompt_builder = functools.cache(PromptBuilder)
 
@@ -154,6 +157,8 @@ class TextEnvAgentLoop(AgentLoopBase):
             state.admissible,
             state.step,
         )
+        if self.prompt_length <= SHORT_PROMPT:
+            return fit()
         return await self.loop.run_in_executor(None, fit)
 
     async def sample(self, prompt_ids: list[int], sampling_params: dict[str, Any], budget: int, request_id: str) -> Response:

@@ -125,6 +125,10 @@ class HFServer:
             self._loop = asyncio.create_task(self._serve())
         return self._output(await pending.done, logprobs=request.params.logprobs)
 
+    async def generate_many(self, requests: list[dict[str, Any]]) -> list[TokenOutput | BaseException]:
+        """The arguments of several calls of ``generate`` in one; what a request raises takes the place of its output."""
+        return await asyncio.gather(*(self.generate(**request) for request in requests), return_exceptions=True)
+
     def _output(self, completion: Completion, logprobs: bool) -> TokenOutput:
         return TokenOutput(
             token_ids=completion.token_ids,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_entropy.cpu import order, platform, process_group
+from verl_entropy.cpu import client, order, platform, process_group, puts
 from verl_entropy.hosts.install import hooks
 
 ROLLOUT = "hf"
@@ -35,6 +35,9 @@ CALLBACKS = (
     ("verl.utils.distributed", process_group.patch),
     ("verl.workers.rollout.base", register_rollout),
     ("verl.workers.rollout.replica", register_replica),
+    ("verl.workers.rollout.llm_server", client.patch),
+    ("transfer_queue", puts.patch_queue),
+    ("verl.trainer.ppo.v1.agent_loop_tq", puts.patch_worker),
     ("verl.trainer.ppo.v1.trainer_base", order.patch),
 )
 

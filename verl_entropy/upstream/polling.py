@@ -3,7 +3,7 @@
 
 Mends: the V1 trainer builds its replay buffer with a poll interval of 2 seconds and no setting for it; that is a good part of the step
 of a small model, and longer than a whole step of a tiny one. ``+trainer.v1.sampler.sampler_kwargs.poll_interval=0.2`` sets
-another; on the CPU backend the default is 0.05, elsewhere verl's 2 seconds stay. And verl goes on polling for ever when an agent-loop
+another; on the CPU backend the default is 0.1, elsewhere verl's 2 seconds stay. And verl goes on polling for ever when an agent-loop
 worker has given up; here the next poll ends the run.
 Versions: 0.9.0, 0.9.1.
 Asked for by: the key, an agent loop of ours, the CPU backend or a chosen method.
@@ -23,7 +23,7 @@ from typing import Any
 
 from verl_entropy.agent.pool import BROKEN
 
-POLL_INTERVAL = 0.05
+POLL_INTERVAL = 0.1
 """Seconds, on the CPU backend. One poll is one call to the queue's controller, a few milliseconds of the waiting process."""
 
 _patched: set[int] = set()
