@@ -33,7 +33,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf, open_dict
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(

@@ -20,7 +20,7 @@ def compose_config(presets: str):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     overrides = [
         f"+entropy=[{presets}]",
@@ -102,7 +102,7 @@ def run_preset(spec: str, model: str) -> dict:
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_entropy.hosts.common import state
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     presets, _, budget = spec.partition(":")
     config = compose_config(presets)

@@ -216,7 +216,7 @@ def _card() -> Check:
 def _configuration(words: list[str]) -> dict[str, Any]:
     """What a run with these words would use, its risks as checks."""
     from verl_entropy.config import compose
-    from verl_entropy.hosts.verl_v1 import resolved
+    from verl_entropy.hosts.verl_engine import resolved
 
     config = compose.compose(words)
     try:

@@ -60,8 +60,8 @@ def _check_presets(plan: Plan) -> None:
 
 
 def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
-    if not lookup(raw, "trainer.use_v1", True):
-        raise ConfigError("trainer.use_v1=False: verl-entropy feeds verl's V1 trainer only. Set trainer.use_v1=True.")
+    if not lookup(raw, "trainer.use_v1", False):
+        _check_ray_trainer(raw)
     strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
     if strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
@@ -78,6 +78,21 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
         raise ConfigError(
             "distillation.enabled=True: its loss replaces verl's ppo_loss, in which verl-entropy works and shows that it does. "
             "Set distillation.enabled=False, or choose nothing of verl-entropy."
+        )
+
+
+def _check_ray_trainer(raw: Mapping[str, Any]) -> None:
+    """What verl's RayPPOTrainer cannot do; only 0.7 has the first key, whose other workers have a loss and an engine of their own."""
+    legacy = lookup(raw, "trainer.use_legacy_worker_impl", "disable")
+    if legacy != "disable":
+        raise ConfigError(
+            f"trainer.use_legacy_worker_impl={legacy}: verl-entropy works in verl's engine workers, not in the older dp_actor. "
+            "Set trainer.use_legacy_worker_impl=disable."
+        )
+    if lookup(raw, "algorithm.use_pf_ppo", False):
+        raise ConfigError(
+            "algorithm.use_pf_ppo=True: it draws the rows anew after the advantages, and turns would be lost or doubled. "
+            "Set algorithm.use_pf_ppo=False."
         )
 
 

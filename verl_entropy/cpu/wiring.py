@@ -2,7 +2,7 @@
 """Everything that ``VERL_PLATFORM=cpu`` switches on, hung on the verl modules that it belongs to.
 
 The engines are not among it: ``engine.register_engines`` needs the language-model engine of
-``verl_entropy.hosts.verl_v1`` as its base.
+``verl_entropy.hosts.verl_engine`` as its base.
 """
 
 from __future__ import annotations

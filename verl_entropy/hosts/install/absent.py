@@ -95,7 +95,7 @@ def _warn(config: Any) -> None:
     from verl_entropy.config import plan, startup
     from verl_entropy.config.settings import ConfigError
     from verl_entropy.config.spelling import check_spelling
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
     from verl_entropy.log import say
 
     try:

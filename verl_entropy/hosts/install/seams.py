@@ -48,7 +48,7 @@ def registries() -> dict[str, Any]:
 
 
 def _loss(module: Any) -> bool:
-    from verl_entropy.hosts.verl_v1.loss import is_ours
+    from verl_entropy.hosts.verl_engine.loss import is_ours
 
     return is_ours(module.ppo_loss)
 
