@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_entropy.cpu import order, platform, process_group
-from verl_entropy.hosts.install import hooks
+from verl_entropy.cpu import older, order, process_group
+from verl_entropy.hosts.install import compat, hooks
 
 ROLLOUT = "hf"
 
@@ -41,6 +41,11 @@ CALLBACKS = (
 
 def install() -> None:
     """Register the platform now and the rest after the import of its module."""
-    platform.register()
+    if compat.before(0, 9):
+        hooks.after_import("verl.utils.device", older.patch, older.NAMES)
+    else:
+        from verl_entropy.cpu import platform
+
+        platform.register()
     for module, callback in CALLBACKS:
         hooks.after_import(module, callback)

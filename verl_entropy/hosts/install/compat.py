@@ -49,6 +49,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "verl.trainer.ppo.ray_trainer": {
         "compute_advantage": ("data", "adv_estimator", "config"),
+        "compute_data_metrics": None,  # imported by name: the global that we rebind
         "RayPPOTrainer": None,
         "RayPPOTrainer.__init__": ("self", "config"),
         "RayPPOTrainer.init_workers": ("self",),
@@ -70,6 +71,15 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
                 "ref_in_actor",
             )
         ),
+    },
+    "verl.protocol": {
+        **dict.fromkeys(f"DataProto.{name}" for name in ("batch", "non_tensor_batch", "meta_info")),
+        "DataProto": None,
+        "DataProto.slice": ("self", "start", "end"),
+        "DataProto.select_idxs": ("self", "idxs"),
+        "DataProto.union": ("self", "other"),
+        "DataProto.from_dict": ("tensors", "non_tensors", "meta_info"),
+        "DataProto.concat": ("data",),
     },
     "verl.utils.tracking": {"Tracking": None, "Tracking.log": ("self", "data", "step")},
     "verl.trainer.ppo.v1.replay_buffer": {
@@ -121,7 +131,11 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {
         **dict.fromkeys(("AgentLoopBase", "AgentLoopOutput", "AgentLoopWorker")),
+        "AgentLoopWorker._run_agent_loop": ("self",),
         "AgentLoopWorker._agent_loop_postprocess": ("self", "output"),
+        "AgentLoopWorker._postprocess": ("self", "inputs", "input_non_tensor_batch"),
+        **dict.fromkeys(("AgentLoopManager", "AgentLoopManager.config")),
+        "AgentLoopManager.generate_sequences": ("self", "prompts"),
         "register": ("agent_name",),
     },
     "verl.utils.tensordict_utils": {

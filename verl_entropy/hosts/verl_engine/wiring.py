@@ -27,6 +27,8 @@ class Piece:
     """Names that other modules of verl import from the module."""
     since: tuple[int, ...] = ()
     """The first release of verl that it is for."""
+    until: tuple[int, ...] = ()
+    """The first release that it is not for."""
 
     def load(self):
         """The function."""
@@ -39,6 +41,7 @@ class Piece:
 
 _ASKED = (METHODS, AGENT_LOOPS, VARLEN, POLL_INTERVAL)
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_LOOPS = "verl.experimental.agent_loop.agent_loop"
 _VLLM = "verl.workers.rollout.vllm_rollout"
 
 PIECES = (
@@ -54,8 +57,10 @@ PIECES = (
     Piece("verl.workers.engine_workers", "hosts.verl_engine.loss.wrap", (METHODS,)),
     # head and log-prob pass; on the CPU backend the engines themselves
     Piece("verl.workers.engine.fsdp.transformer_impl", "hosts.verl_engine.engine.register", (METHODS, CPU)),
-    Piece("verl.experimental.agent_loop.agent_loop", "agent.register", (METHODS, AGENT_LOOPS)),
-    Piece("verl.experimental.agent_loop.agent_loop", "hosts.verl_ray.loops.wrap", (METHODS, AGENT_LOOPS)),
+    Piece(_LOOPS, "hosts.verl_ray.tokens.wrap", (METHODS, AGENT_LOOPS), until=(0, 9)),
+    Piece(_LOOPS, "agent.register", (METHODS, AGENT_LOOPS)),
+    Piece("verl.protocol", "hosts.verl_ray.loops.wrap_union", (METHODS, AGENT_LOOPS)),
+    Piece(_LOOPS, "hosts.verl_ray.loops.wrap", (METHODS, AGENT_LOOPS)),
     Piece(_TRAINER, "upstream.polling.patch", (METHODS, AGENT_LOOPS, POLL_INTERVAL, CPU)),
     Piece("transfer_queue", "upstream.queue.wrap_calls", (METHODS,)),
     Piece("transfer_queue.client", "upstream.queue.wrap_client", (METHODS,)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf, open_dict
+from verl.utils import tensordict_utils as tu
 
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, agent_rows, context, state
@@ -29,7 +30,7 @@ from verl_entropy.hosts.common.trainer_keys import (
 )
 from verl_entropy.hosts.install import compat
 from verl_entropy.hosts.verl_engine import driver
-from verl_entropy.hosts.verl_ray import layout, rows
+from verl_entropy.hosts.verl_ray import layout, loops, rows
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.upstream.rows import pad_rows
 
@@ -80,6 +81,8 @@ def _sends(trainer: Any, name: str, original: Any) -> Any:
                 "verl.trainer.ppo.ray_trainer.compute_advantage, so the chosen methods did nothing. Call it in your trainer."
             )
         sent = layout.for_workers(data)
+        if name == "update_actor" and "grad_entropy" in run_of(trainer).plan.needs:  # 0.7 reads entropy_coeff alone
+            tu.assign_non_tensor(sent, calculate_entropy=True)
         output = original(sent, *args, **kwargs)
         if name == "compute_log_prob":
             trainer._verl_entropy_outputs = _outputs(output, sent, data["responses"].shape[1])
@@ -172,7 +175,7 @@ def _advantages(original: Any, trainer: Any, data: Any, args: tuple, kwargs: dic
     ctx.metrics.update(agent_rows.ending_metrics(extra, keys_R))
     run.advance(ctx)
     with context.use_advantage(ctx):
-        data = original(data, *args, **kwargs)
+        data = _base(original, ctx.plan.base, data, keys_R, args, kwargs)
     advantages = advantage_side.settle_equal_returns(ctx, data.batch["advantages"])
     ctx.fields["base_advantages"] = advantages  # of the diagnostics: what the transforms started from
     advantages, keep_RT = advantage_side.apply_transforms(ctx, advantages)
@@ -193,6 +196,23 @@ def _advantages(original: Any, trainer: Any, data: Any, args: tuple, kwargs: dic
     trainer._verl_entropy_outputs = {}
     if rows.SPANS in data.batch.keys():
         del data.batch[rows.SPANS]
+    return data
+
+
+def _base(original: Any, base: str, data: Any, keys_R: list[str], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """verl's estimator; with several rows of an episode GRPO compares last rows, as ``compute_advantage_for_multi_trajectories`` of V1."""
+    sessions = [key.rsplit("_", 1)[0] for key in keys_R]
+    if base != "grpo" or len(set(sessions)) == len(sessions):
+        return original(data, *args, **kwargs)
+    last = {}
+    for row in sorted(range(len(keys_R)), key=lambda row: int(keys_R[row].rsplit("_", 1)[1])):
+        last[sessions[row]] = row
+    final = original(data.select_idxs(list(last.values())), *args, **kwargs)
+    first_J = final.batch["response_mask"].argmax(dim=1)
+    score_J = final.batch["advantages"][torch.arange(len(final)), first_J]
+    place = {session: j for j, session in enumerate(last)}
+    scores_RT = score_J[[place[session] for session in sessions]].unsqueeze(-1) * data.batch["response_mask"]
+    data.batch["advantages"] = data.batch["returns"] = scores_RT
     return data
 
 
@@ -255,7 +275,7 @@ def wrap_tracking(module: ModuleType) -> None:
 def wrap(module: ModuleType) -> None:
     """Wrap the seams of ``verl.trainer.ppo.ray_trainer``."""
     trainer_cls = module.RayPPOTrainer
-    original_advantage = module.compute_advantage
+    original_advantage, original_metrics = module.compute_advantage, module.compute_data_metrics
     original_init, original_workers, original_fit = trainer_cls.__init__, trainer_cls.init_workers, trainer_cls.fit
     original_log_prob, original_update = trainer_cls._compute_old_log_prob, trainer_cls._update_actor
     original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
@@ -289,6 +309,10 @@ def wrap(module: ModuleType) -> None:
         if trainer is None:
             return original_advantage(data, *args, **kwargs)
         return _advantages(original_advantage, trainer, data, args, kwargs)
+
+    @functools.wraps(original_metrics)
+    def compute_data_metrics(batch, *args, **kwargs):
+        return original_metrics(loops.kept(batch), *args, **kwargs)
 
     @functools.wraps(original_log_prob)
     def _compute_old_log_prob(self, batch):
@@ -324,7 +348,7 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
 
-    module.compute_advantage = compute_advantage
+    module.compute_advantage, module.compute_data_metrics = compute_advantage, compute_data_metrics
     trainer_cls.__init__, trainer_cls.init_workers, trainer_cls.fit = __init__, init_workers, fit
     trainer_cls._compute_old_log_prob, trainer_cls._update_actor = _compute_old_log_prob, _update_actor
     trainer_cls._save_checkpoint, trainer_cls._load_checkpoint = _save_checkpoint, _load_checkpoint
