@@ -86,7 +86,8 @@ class ModelRunner:
     def _stream(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str) -> tuple[int, ...]:
         if params.seed is not None:
             return (1, params.seed)
-        name = digest(request_id.encode()) if self.rollout.full_determinism else 0
+        repeated = getattr(self.rollout, "full_determinism", False)  # verl 0.9 has the key
+        name = digest(request_id.encode()) if repeated else 0
         key = (name, prompt_digest(prompt_ids))
         self._served[key] += 1
         return (0, self.rollout.seed, self.replica_rank, self.global_steps, *key, self._served[key])

@@ -31,6 +31,21 @@ _STOCK = {
 }
 
 
+def in_workers(config: DictConfig) -> bool:
+    """Whether the training workers of this prepared configuration have our engine and loss."""
+    return config.actor_rollout_ref.actor.get("_target_") == ACTOR
+
+
+def run_of(config: DictConfig) -> Any:
+    """``state.Run`` of a trainer with this prepared configuration; no samples where the engine is not ours."""
+    from verl_entropy.hosts.common import state
+
+    chosen = read_plan(config)
+    if not in_workers(config):
+        chosen = dataclasses.replace(chosen, diagnostics=dataclasses.replace(chosen.diagnostics, costly_every=0))
+    return state.Run(chosen)
+
+
 def read_plan(config: DictConfig) -> plan.Plan:
     """The plan of verl's configuration."""
     return plan.read(plain(config))
@@ -89,6 +104,11 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     checks.check(chosen, plain(config))
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
+    if arr.actor.strategy not in checks.ENGINES:  # the workers are verl's own: nothing is chosen that needs more of them
+        with open_dict(config):
+            config.algorithm.adv_estimator = chosen.base
+            _keep_choice(config, chosen)
+        return chosen
     with open_dict(config):
         _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
         _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")
@@ -235,7 +255,7 @@ def _tell_workers(config: DictConfig) -> None:
 def _prepared(config: DictConfig) -> bool:
     """Whether another process has checked and prepared this configuration."""
     told = os.environ.get(hooks.CHOSEN, "").split(",")
-    return activate.CHECKED in told and config.actor_rollout_ref.actor.get("_target_") == ACTOR
+    return activate.CHECKED in told and in_workers(config)
 
 
 def wrap(module: ModuleType) -> None:

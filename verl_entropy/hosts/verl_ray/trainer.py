@@ -47,7 +47,7 @@ class Stopped(Exception):
 def run_of(trainer: Any) -> state.Run:
     """Plan and state of this trainer, read on first use."""
     if "_verl_entropy_run" not in trainer.__dict__:
-        trainer._verl_entropy_run = state.Run(driver.read_plan(trainer.config))
+        trainer._verl_entropy_run = driver.run_of(trainer.config)
         trainer._verl_entropy_metrics, trainer._verl_entropy_outputs = {}, {}
         trainer._verl_entropy_stop = False
     return trainer._verl_entropy_run
@@ -238,7 +238,7 @@ def _updated(trainer: Any, output: Any) -> None:
     metrics, prefix = output.meta_info["metrics"], "actor/verl_entropy/"
     for key in [key for key in metrics if key.startswith(prefix)]:
         metrics[key.removeprefix("actor/")] = metrics.pop(key)
-    if "verl_entropy/active" not in metrics:
+    if "verl_entropy/active" not in metrics and driver.in_workers(trainer.config):
         raise RuntimeError(
             "verl-entropy: the training workers did not report verl_entropy/active, so the chosen settings did nothing there. "
             f"Install verl-entropy on every node, and set {compat.loading()} for every Ray worker."
@@ -286,14 +286,14 @@ def wrap(module: ModuleType) -> None:
         original_init(self, *args, **kwargs)
         _latest = weakref.ref(self)
         actor = self.config.actor_rollout_ref.actor
-        if run_of(self).plan.active and actor.get("_target_") == driver.ACTOR:
+        if run_of(self).plan.active and driver.in_workers(self.config):
             with open_dict(actor):
                 actor.trainer_active = True  # the training workers refuse to start without it
 
     @functools.wraps(original_workers)
     def init_workers(self):
         original_workers(self)
-        if run_of(self).plan.active:
+        if run_of(self).plan.active and driver.in_workers(self.config):
             _wrap_groups(self)
 
     @functools.wraps(original_fit)
@@ -306,7 +306,7 @@ def wrap(module: ModuleType) -> None:
     @functools.wraps(original_advantage)
     def compute_advantage(data, *args, **kwargs):
         trainer = _active()
-        if trainer is None:
+        if trainer is None or context.computing():  # V1 calls this one for its base
             return original_advantage(data, *args, **kwargs)
         return _advantages(original_advantage, trainer, data, args, kwargs)
 

@@ -56,7 +56,7 @@ _call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
 def run_of(trainer: Any) -> state.Run:
     """Plan and state of this trainer, read on first use."""
     if "_verl_entropy_run" not in trainer.__dict__:
-        trainer._verl_entropy_run = state.Run(driver.read_plan(trainer.config))
+        trainer._verl_entropy_run = driver.run_of(trainer.config)
     return trainer._verl_entropy_run
 
 
@@ -264,7 +264,7 @@ def wrap(module: ModuleType) -> None:
     def __init__(self, *args, **kwargs):
         original_init(self, *args, **kwargs)
         actor = self.config.actor_rollout_ref.actor
-        if run_of(self).plan.active and actor.get("_target_") == driver.ACTOR:
+        if run_of(self).plan.active and driver.in_workers(self.config):
             with open_dict(actor):
                 actor.trainer_active = True  # the training workers refuse to start without it
 
@@ -301,7 +301,8 @@ def wrap(module: ModuleType) -> None:
             prefix = "actor/verl_entropy/"
             for key in [k for k in metrics if k.startswith(prefix)]:
                 metrics[key.removeprefix("actor/")] = metrics.pop(key)
-            _check_active(run, metrics)
+            if driver.in_workers(self.config):
+                _check_active(run, metrics)
         return batch
 
     @functools.wraps(original_save)
