@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One recorded batch through verl's V1 trainer and through RayPPOTrainer: advantages, then one update of the real FSDP engine.
 
-hosts_rank.py MODEL OUT HOST:PRESETS...   where HOST is v1 or ray, or ray-stock for verl alone (no plugin's class, loss or columns).
-Under verl before 0.9 there is only ray.
+hosts_rank.py MODEL OUT HOST:PRESETS...   where HOST is v1 or ray; under verl before 0.9 there is only ray.
+
+ray:neutral is a plan of ours that changes nothing, ray:stock is verl alone: no class, loss or column of ours. Their rows are
+episodes of one row.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import engine_rank
 import numpy as np
 import preset_rank
 import torch
+
+from verl_entropy.hosts.install import compat
 
 WIDTH = 14
 """Of the padded responses: more than the longest one, as data.max_response_length is."""
@@ -43,10 +47,13 @@ class Group:
         return tu.get_tensordict({k: v.cpu() for k, v in output.items()}, {"metrics": {"mfu": 0.0}})
 
 
-PACKED = False
+PACKED = compat.before(0, 8)
+"""verl 0.7's engine takes packed rows only."""
+EXTRA = ("trainer.use_legacy_worker_impl=disable", "actor_rollout_ref.model.use_remove_padding=True") if PACKED else ()
+NEUTRAL, STOCK = "neutral", "stock"
 
 
-def padded(data) -> object:
+def padded(data, flat: bool) -> object:
     """The batch of ``engine_rank`` as verl's agent-loop manager gives it to RayPPOTrainer."""
     from verl.protocol import DataProto
 
@@ -72,6 +79,8 @@ def padded(data) -> object:
         "verl_entropy_position": [int(key.rsplit("_", 1)[1]) if i < real else i for i, key in enumerate(keys)],
         **{name: [row.get(name) for row in extra] for name in ("turns", "success")},
     }
+    if flat:
+        objects["verl_entropy_session"], objects["verl_entropy_position"] = list(range(rows)), [0] * rows
     arrays = {}
     for name, values in objects.items():
         arrays[name] = np.empty(rows, dtype=object)
@@ -86,7 +95,7 @@ def scored(batch) -> None:
     batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = scores
 
 
-def ray_host(config, engine, data, run, stock: bool):
+def ray_host(config, engine, data, run, presets: str):
     """What RayPPOTrainer.fit does between the rollout and the update; the batch as the workers get it, and the advantages."""
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tensordict_utils as tu
@@ -95,7 +104,8 @@ def ray_host(config, engine, data, run, stock: bool):
     from verl_entropy.hosts.verl_ray import layout
     from verl_entropy.hosts.verl_ray import trainer as seams
 
-    batch, trainer = padded(data), Trainer(config, engine, run)
+    stock = presets == STOCK
+    batch, trainer = padded(data, flat=presets in (NEUTRAL, STOCK)), Trainer(config, engine, run)
     if not stock:
         trainer.actor_rollout_wg.compute_log_prob = seams._sends(
             trainer, "compute_log_prob", trainer.actor_rollout_wg.compute_log_prob
@@ -131,6 +141,30 @@ def v1_host(config, engine, data, run):
     return data, torch.nested.to_padded_tensor(data["advantages"], padding=0.0, output_size=width), call.metrics
 
 
+def plain_config(ours: bool):
+    """verl's GRPO; with ``ours`` in a run of this package that asks for nothing but verl's own values."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from verl_entropy.hosts.verl_engine import driver
+
+    overrides = [
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        f"actor_rollout_ref.rollout.n={preset_rank.SESSIONS}",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+        *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
+        *EXTRA,
+        *(("+algorithm.entropy.log_probs=verl", "+algorithm.entropy.equal_returns=verl") if ours else ()),
+    ]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+    assert (driver.prepare(config) is not None) == ours
+    OmegaConf.resolve(config)
+    return config
+
+
 def scenario(name: str, model: str) -> dict:
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -138,7 +172,7 @@ def scenario(name: str, model: str) -> dict:
     from verl_entropy.hosts.verl_engine import driver
 
     host, _, presets = name.partition(":")
-    config = preset_rank.compose_config(presets)
+    config = plain_config(presets == NEUTRAL) if presets in (NEUTRAL, STOCK) else preset_rank.compose_config(presets, *EXTRA)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     engine = engine_rank.build(model, actor)
     for dropout in [m for m in engine.module.modules() if isinstance(m, torch.nn.Dropout)]:
@@ -148,7 +182,7 @@ def scenario(name: str, model: str) -> dict:
     if host == "v1":
         data, advantages, metrics = v1_host(config, engine, data, run)
     else:
-        data, advantages, metrics = ray_host(config, engine, data, run, host == "ray-stock")
+        data, advantages, metrics = ray_host(config, engine, data, run, presets)
     before = engine_rank.weights(engine)
     result = engine_rank.update(engine, actor, PACKED, 0, data=data)
     result["gradients"] = gradients(engine)

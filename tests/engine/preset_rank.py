@@ -16,7 +16,7 @@ import torch
 GROUPS, SESSIONS, TURNS = 2, 2, 2
 
 
-def compose_config(presets: str):
+def compose_config(presets: str, *extra: str):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
@@ -29,6 +29,7 @@ def compose_config(presets: str):
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
+        *extra,
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)

@@ -7,12 +7,11 @@ import torch
 from ranks import run_ranks
 from test_presets_engine import COMBINATIONS, NAMES
 
-NEUTRAL = "neutral"
-
 
 @pytest.fixture(scope="module")
 def results(model, tmp_path_factory):
     specs = [f"{host}:{spec}" for spec in (*NAMES, *COMBINATIONS) for host in ("v1", "ray")]
+    specs += ["ray:neutral", "ray:stock"]
     return run_ranks(model, tmp_path_factory.mktemp("hosts") / "out", specs, 1, script="hosts_rank.py")[0]
 
 
@@ -28,3 +27,12 @@ def test_both_trainers_give_the_same_numbers(results, spec):
     assert ray["state"] == v1["state"]
     for key, value in v1["metrics"].items():
         assert ray["metrics"][key] == pytest.approx(value, abs=1e-5), key
+
+
+def test_neutral_settings_give_what_verl_gives_alone(results):
+    ours, stock = results["ray:neutral"], results["ray:stock"]
+    assert ours["metrics"]["verl_entropy/active"] == 1.0 and not stock["metrics"]
+    assert torch.equal(ours["advantages"], stock["advantages"]) and stock["advantages"].abs().sum() > 0
+    assert ours["loss"] == stock["loss"] and ours["grad_norm"] == stock["grad_norm"]
+    for name, gradient in stock["gradients"].items():
+        assert torch.equal(ours["gradients"][name], gradient), name

@@ -23,6 +23,8 @@ def register_rollout(rollout_base: ModuleType) -> None:
 def register_replica(replica: ModuleType) -> None:
     """In ``verl.workers.rollout.replica``: the class that starts servers."""
     replica.RolloutReplicaRegistry.register(ROLLOUT, _load_replica)
+    if compat.before(0, 8):  # which has neither
+        replica.RolloutReplica.is_teacher_model, replica.RolloutReplica.name_suffix = False, ""
 
 
 def _load_replica() -> type:
@@ -43,6 +45,7 @@ def install() -> None:
     """Register the platform now and the rest after the import of its module."""
     if compat.before(0, 9):
         hooks.after_import("verl.utils.device", older.patch, older.NAMES)
+        hooks.after_import("verl.utils.attention_utils", older.patch_attention)
     else:
         from verl_entropy.cpu import platform
 

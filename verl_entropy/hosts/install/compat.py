@@ -122,6 +122,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "FSDPEngine.get_per_tensor_param": ("self",),
         "FSDPEngine.get_per_tensor_param_shard": ("self",),
         "FSDPEngineWithLMHead": None,
+        "FSDPEngineWithLMHead.forward_step": ("self", "micro_batch", "loss_function", "forward_only"),
         "FSDPEngineWithLMHead.prepare_model_inputs": ("self", "micro_batch"),
         "FSDPEngineWithLMHead.prepare_model_outputs": ("self", "output", "output_args", "micro_batch"),
     },

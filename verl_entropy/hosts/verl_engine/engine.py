@@ -216,6 +216,12 @@ class EntropyEngineMixin:
             model_output |= {HEAD_LOGITS: output.head_logits, **{key: output_args[key] for key in (HEAD_TOKENS, HEAD_ROWS)}}
         return model_output
 
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        loss, output = super().forward_step(micro_batch, loss_function=loss_function, forward_only=forward_only)
+        for key in (HEAD_LOGITS, HEAD_TOKENS, HEAD_ROWS):  # of the loss alone; verl before 0.9 joins what is left by rows
+            output["model_output"].pop(key, None)
+        return loss, output
+
     def _chunked_outputs(self, output, output_args, micro_batch):
         """Log-probs and entropy of response tokens; other positions, which no loss reads, are zero."""
         with_entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
