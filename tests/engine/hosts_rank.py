@@ -29,6 +29,7 @@ class Trainer:
     def __init__(self, config, engine, run):
         self.config, self.actor_rollout_wg = config, Group(engine)
         self.global_steps, self.total_training_steps, self.tokenizer, self.use_reference_policy = 2, 10, None, False
+        self.use_legacy_worker_impl = "disable"  # of verl 0.7
         self._verl_entropy_run, self._verl_entropy_metrics, self._verl_entropy_outputs = run, {}, {}
 
 

@@ -35,12 +35,13 @@ class TokenBuilder:
         """What follows the answer's end token: the rest that the template puts there, ``messages``, the beginning of an answer."""
         before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         closed, whole = self.build_initial_tokens(before, False), self.build_initial_tokens([*before, *messages])
-        if whole[: len(closed)] != closed or end_id not in closed:
+        if whole[: len(closed)] != closed:
             raise ValueError(
-                f"the chat template of this model changes earlier messages, or does not end an answer with token {end_id}, so the "
-                "tokens of a growing chat cannot be kept. Set actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env."
+                "the chat template of this model changes earlier messages, so the tokens of a growing chat cannot be kept. "
+                "Set actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env."
             )
-        return whole[len(closed) - closed[::-1].index(end_id) :]
+        rest = closed[::-1].index(end_id) if end_id in closed else 0  # another end token than the template's: nothing follows it
+        return whole[len(closed) - rest :]
 
 
 async def ct_merge_context_msg(
