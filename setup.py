@@ -83,7 +83,10 @@ setup(
     install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
     extras_require={
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
-        "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
+        "vllm": ["verl[vllm]>=0.9.0,<0.10"],  # flash-attn builds only where torch is installed already: a second step
+        # older verl, whose trainer is RayPPOTrainer; with the variable VERL_USE_EXTERNAL_MODULES=verl_entropy.plugin
+        "verl08": ["verl>=0.8.0,<0.9"],
+        "verl07": ["verl>=0.7.1,<0.8"],
         "report": REPORT,
         "bench": BENCH,
         **ENVIRONMENTS,

@@ -16,7 +16,7 @@ from verl_entropy.agent.parsing import executed_action, parse_response
 from verl_entropy.agent.pool import close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
 from verl_entropy.envs.worlds.math import compute_score
-from verl_entropy.hosts.verl_v1.trainer import ending_metrics
+from verl_entropy.hosts.common.agent_rows import ending_metrics
 from verl_entropy.runs.judge.prompt import MalformedAnswer, parse
 
 PLAYED: list[str] = []

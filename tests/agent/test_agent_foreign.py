@@ -15,7 +15,7 @@ from verl_entropy.agent.stepwise import StepwiseAgentLoop
 from verl_entropy.batch.foreign import ProtocolError, read_bool, read_number, read_whole
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.data.source import tasks
-from verl_entropy.hosts.verl_v1.trainer import _success
+from verl_entropy.hosts.common.agent_rows import success as _success
 
 TRUE = [True, np.True_, 1, 1.0, np.int64(1), np.float32(1), [True], (1,), np.array([True]), np.array(1), torch.tensor([[1]])]
 FALSE = [False, np.False_, 0, 0.0, [False], [[0]], np.array([False]), np.array([[0.0]]), torch.tensor(False)]

@@ -40,7 +40,7 @@ def test_a_sound_configuration_passes():
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("trainer.use_v1", False, "trainer.use_v1=True"),
+        ("trainer", {"use_legacy_worker_impl": "auto"}, "trainer.use_legacy_worker_impl=disable"),
         ("actor_rollout_ref.actor.strategy", "megatron", "strategy=fsdp2"),
         ("algorithm.rollout_correction", {"bypass_mode": True}, "bypass_mode=False"),
         ("actor_rollout_ref.rollout.n", 1, "rollout.n=8"),

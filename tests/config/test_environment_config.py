@@ -9,7 +9,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.hosts.verl_v1 import driver
+from verl_entropy.hosts.verl_engine import driver
 
 
 def check(**env):

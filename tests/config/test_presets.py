@@ -32,7 +32,7 @@ def compose():
 def _prepare(config):
     from omegaconf import open_dict
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     with open_dict(config):
         config.actor_rollout_ref.rollout.n = 8
@@ -100,7 +100,7 @@ def test_nothing_chosen_leaves_the_configuration_alone(compose):
 
 
 def _prepare_untouched(config):
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     return driver.prepare(config)
 
@@ -121,7 +121,7 @@ def test_settings_of_a_method_from_outside_reach_the_trainer_and_the_workers(com
     """verl's dataclasses have no field for its section: the driver moves it, and the plan is read from there in every process."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_methods"))
     words = ("regularizer=own_methods:FLOOR", "entropy_floor.floor=0.5")
@@ -173,7 +173,7 @@ def test_a_preset_of_a_transform_leaves_the_estimator_of_another(compose, names)
 
 
 def test_an_override_of_the_user_wins_over_a_preset_and_is_said(compose):
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     overrides = ["algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.clip_ratio_high=0.2"]
     config = compose("+entropy=[repo_r]", *overrides)
@@ -190,7 +190,7 @@ def _prepared(config):
 
 def test_a_preset_that_undoes_another_is_warned_of_and_a_variant_does_not_undo_its_own_base(compose):
     from verl_entropy.config import warnings
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     def said(names):
         config = compose(f"+entropy=[{names}]")
@@ -207,7 +207,7 @@ def test_a_transform_is_reachable_as_an_estimator_with_its_base_a_setting(compos
     chosen = _prepare(config)
     assert chosen.base == "rloo" and [t.name for t in chosen.transforms] == [transform]
     assert config.algorithm.adv_estimator == "rloo"
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     again = driver.read_plan(config)  # what the trainer reads in its own process
     assert again.base == "rloo" and [t.name for t in again.transforms] == [transform]
@@ -272,7 +272,7 @@ def test_main_ppo_stops_at_start_with_one_message(overrides, says):
 )
 def test_a_slip_in_a_key_of_ours_is_refused_and_not_taken_for_a_new_key(compose, word, says):
     from verl_entropy.config.settings import ConfigError
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     driver.check_spelling(compose("+entropy=[gigpo,aem,seal,epo]", "+my_section.entropies=3"))
     with pytest.raises((ConfigError, SystemExit), match=says):  # SystemExit: where verl is loaded, at composition already

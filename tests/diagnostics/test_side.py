@@ -21,7 +21,7 @@ from verl_entropy.diagnostics import live
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import Live, read_live
 from verl_entropy.hosts.common import diagnostics_side, state
-from verl_entropy.hosts.verl_v1 import driver
+from verl_entropy.hosts.verl_engine import driver
 from verl_entropy.runs.runfile import RunReader
 
 P = live.PREFIX

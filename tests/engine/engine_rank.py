@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import verl.utils.distributed as distributed
 
-from verl_entropy.hosts.install import activate
+from verl_entropy.hosts.install import activate, compat
 
 activate.install()  # as in the worker of a run that has chosen methods; the platform comes from the test
 
@@ -33,7 +33,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf, open_dict
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
@@ -73,7 +73,7 @@ def build(model: str, actor, forward_only: bool = False, checkpointing: bool = F
 
     model_config = HFModelConfig(
         path=model,
-        model_type="language_model",
+        **({} if compat.before(0, 8) else {"model_type": "language_model"}),
         use_remove_padding=attention != "sdpa",
         enable_gradient_checkpointing=checkpointing,
         override_config={"attn_implementation": attention},

@@ -16,11 +16,11 @@ import torch
 GROUPS, SESSIONS, TURNS = 2, 2, 2
 
 
-def compose_config(presets: str):
+def compose_config(presets: str, *extra: str):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     overrides = [
         f"+entropy=[{presets}]",
@@ -29,6 +29,7 @@ def compose_config(presets: str):
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
+        *extra,
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
@@ -102,7 +103,7 @@ def run_preset(spec: str, model: str) -> dict:
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_entropy.hosts.common import state
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     presets, _, budget = spec.partition(":")
     config = compose_config(presets)

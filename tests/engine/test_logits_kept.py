@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("verl")
 
-from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
+from verl_entropy.hosts.verl_engine.predicting import Predicting, keeps_logits, response_positions
 
 SIZES = {
     "vocab_size": 64,

@@ -110,7 +110,7 @@ class Updates:
         import engine_rank
         from verl.workers import engine_workers
 
-        from verl_entropy.hosts.verl_v1 import loss
+        from verl_entropy.hosts.verl_engine import loss
 
         self.data, self.ppo_loss = data, engine_workers.ppo_loss
         bf16 = "++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"

@@ -27,7 +27,7 @@ def actor(**keys) -> str:
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     config = {
-        "_target_": "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig",
+        "_target_": "verl_entropy.hosts.verl_engine.configs.EntropyFSDPActorConfig",
         "strategy": "fsdp2",
         "rollout_n": 1,
         **keys,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import verl_entropy
 from verl_entropy.hosts.install import compat
-from verl_entropy.hosts.verl_v1 import wiring
+from verl_entropy.hosts.verl_engine import wiring
 
 PACKAGE = Path(verl_entropy.__file__).parent
-FOLDERS = ("hosts/common", "hosts/install", "hosts/verl_v1", "upstream")
+FOLDERS = ("hosts/common", "hosts/install", "hosts/verl_engine", "hosts/verl_v1", "hosts/verl_ray", "upstream")
 ROOTS = ("verl", "transfer_queue")
 TRAINER = ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer")
 OBJECTS = {
@@ -29,7 +29,7 @@ OBJECTS = {
 """Variables, and attributes of ``self`` and ``call``, that hold an object of verl in these files."""
 OURS = ("trainer_active",)
 """Attributes of our classes over verl's, read in other functions."""
-OBJECT_FILES = ("hosts.verl_v1.trainer", "hosts.verl_v1.engine", "hosts.common.diagnostics_side", "upstream.polling")
+OBJECT_FILES = ("hosts.verl_v1.trainer", "hosts.verl_engine.engine", "hosts.common.diagnostics_side", "upstream.polling")
 ENGINE = ("verl.workers.engine.fsdp.transformer_impl", "FSDPEngineWithLMHead")
 MIXINS = {"EntropyEngineMixin": ENGINE}
 """Classes of ours that are mixed into one of verl's."""

@@ -120,7 +120,7 @@ def test_another_hydra_application_and_our_own_reading_are_left_alone():
 @pytest.mark.slow
 def test_a_training_worker_without_the_plugin_refuses_its_configuration():
     code = (
-        "import verl, verl.workers.engine_workers\nfrom verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig\n"
+        "import verl, verl.workers.engine_workers\nfrom verl_entropy.hosts.verl_engine.configs import EntropyFSDPActorConfig\n"
         "try:\n    EntropyFSDPActorConfig(strategy='fsdp', ppo_micro_batch_size_per_gpu=1, rollout_n=1)\n"
         "except RuntimeError as error:\n    print(error)"
     )
@@ -150,7 +150,7 @@ def test_importing_what_installs_installs_nothing():
         "import sys; before = list(sys.meta_path)\n"
         "from verl_entropy import log\nfrom verl_entropy.config import compose\n"
         "from verl_entropy.hosts.install import absent, activate, hooks, seams\n"
-        "from verl_entropy.hosts.verl_v1 import resolved\n"
+        "from verl_entropy.hosts.verl_engine import resolved\n"
         "print(activate.INSTALLED, hooks.pending(), hooks._finder in sys.meta_path, 'torch' in sys.modules, 'verl' in sys.modules)"
     )
     assert run("-c", code).stdout.strip() == "set() [] False False False"

@@ -25,8 +25,9 @@ from verl_entropy.diagnostics.settings import read_live
 from verl_entropy.hosts.common import advantage_side, diagnostics_side, loss_side, state
 from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, NUM_ROWS, TOTALS
 from verl_entropy.hosts.install import activate
-from verl_entropy.hosts.verl_v1 import configs, driver, engine, loss, trainer
-from verl_entropy.hosts.verl_v1.predicting import Predicting
+from verl_entropy.hosts.verl_engine import configs, driver, engine, loss
+from verl_entropy.hosts.verl_engine.predicting import Predicting
+from verl_entropy.hosts.verl_v1 import trainer
 from verl_entropy.methods.context import LossContext
 
 activate.install()

@@ -17,7 +17,10 @@ PLANTED = {
         "from verl_entropy.methods.losses import steer  # noqa: F401",
     ),
     "a configuration is read without torch": ("config/plan.py", "import torch  # noqa: F401"),
-    "what hosts share knows none of them": ("hosts/common/state.py", "from verl_entropy.hosts.verl_v1 import loss  # noqa: F401"),
+    "what hosts share knows none of them": (
+        "hosts/common/state.py",
+        "from verl_entropy.hosts.verl_engine import loss  # noqa: F401",
+    ),
 }
 
 

@@ -30,7 +30,8 @@ def test_import_verl_does_not_pull_in_the_trainer(told, installed):
     pytest.importorskip("verl")
     code = (
         "import sys, verl; from verl_entropy.hosts.install import activate; "
-        "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_v1.eng'))])"
+        "late = ('verl.trainer', 'verl.workers', 'verl_entropy.hosts.verl_engine.eng'); "
+        "print(activate.INSTALLED, [m for m in sys.modules if m.startswith(late)])"
     )
     out = run(code, VERL_ENTROPY_CHOSEN=told)
     assert out.stdout.strip() == f"{installed} []", out.stdout + out.stderr[-2000:]
@@ -89,7 +90,7 @@ def test_install_twice_changes_nothing(monkeypatch):
 
 def test_a_taken_name_is_not_overwritten(capsys):
     pytest.importorskip("torch")
-    from verl_entropy.hosts.verl_v1 import registration
+    from verl_entropy.hosts.verl_engine import registration
 
     def theirs():
         pass
@@ -132,7 +133,7 @@ def test_no_trainer_of_verl_overrides_a_seam(mode):
 
 def test_every_piece_that_waits_for_a_module_is_there():
     pytest.importorskip("verl")
-    from verl_entropy.hosts.verl_v1 import wiring
+    from verl_entropy.hosts.verl_engine import wiring
 
     assert all(callable(piece.load()) and set(piece.groups) <= set(activate.GROUPS) for piece in wiring.PIECES)
     assert set().union(*(piece.groups for piece in wiring.PIECES)) == set(activate.GROUPS)

@@ -197,7 +197,7 @@ def test_every_mend_says_what_it_mends_where_and_until_when():
 
 
 def test_every_mend_is_asked_for_by_something():
-    from verl_entropy.hosts.verl_v1 import wiring
+    from verl_entropy.hosts.verl_engine import wiring
 
     used = {piece.function.split(".")[1] for piece in wiring.PIECES if piece.function.startswith("upstream.")}
     assert used | {"varlen"} == {path.stem for path in UPSTREAM}  # varlen_hooks imports varlen

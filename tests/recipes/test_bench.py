@@ -109,7 +109,7 @@ def test_every_world_would_start(world, tmp_path):
 def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_path):
     pytest.importorskip("verl")
     from verl_entropy.config import compose
-    from verl_entropy.hosts.verl_v1 import resolved
+    from verl_entropy.hosts.verl_engine import resolved
 
     job = plan.Job("household", "healthy", method, 3)
     words = one.words(job, tmp_path, tmp_path / "run", 30)

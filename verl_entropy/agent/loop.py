@@ -112,7 +112,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         """Play one episode; no row at all if its environment kept failing (``data.env.on_env_failure``)."""
         seed = self._seed(kwargs)
         request_id = uuid4().hex
-        if self.rollout_config.full_determinism:
+        if self.rollout_config.get("full_determinism", False):
             request_id = f"det-{int(priority)}-{seed}-{kwargs.get('session_id', 0)}"
         runner = EpisodeRunner(self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns)
         options = _options(kwargs.get("extra_info") or {})

@@ -116,7 +116,7 @@ def _plugin() -> Iterator[Check]:
     missing = compat.missing_symbols()
     number = sum(map(len, compat.SYMBOLS.values()))
     note = (
-        f"missing: {'; '.join(missing)}. Fix: pip install 'verl==0.9.1'"
+        f"missing: {'; '.join(missing)}. Fix: pip install 'verl=={compat.SUPPORTED[-1]}'"
         if missing
         else f"verl has all {number} names that the plugin uses"
     )
@@ -127,10 +127,26 @@ def _plugin() -> Iterator[Check]:
     if changed:
         note += f"; these differ from the tested source (a local patch or another build?): {', '.join(changed)}"
     yield Check("plugin", "warn" if changed else "ok", "source of verl", note)
+    yield _host()
     points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
     there = "verl_entropy" in points  # without it verl does not load the plugin in any process
     fix = "" if there else ". Fix: pip install --force-reinstall --no-deps verl-entropy"
     yield Check("plugin", "ok" if there else "fail", "entry point", f"verl.plugins: {', '.join(points) or 'none'}{fix}")
+
+
+def _host() -> Check:
+    """Which of verl's trainers is served, what it takes, and how verl comes to load the plugin."""
+    if not compat.before(0, 9):
+        note = "verl's V1 trainer, and RayPPOTrainer with trainer.use_v1=False; verl loads the plugin by itself"
+        return Check("plugin", "ok", "trainers", note)
+    note = "RayPPOTrainer"
+    if compat.before(0, 8):
+        note += " with trainer.use_legacy_worker_impl=disable and actor_rollout_ref.model.use_remove_padding=True"
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
+    if "verl_entropy.plugin" in modules:
+        return Check("plugin", "ok", "trainers", f"{note}; {compat.loading()} is set")
+    note += f"; this verl loads no plugin by itself. Fix: set {compat.loading()} for the driver and every Ray worker"
+    return Check("plugin", "fail", "trainers", note)
 
 
 def _methods() -> Check:
@@ -166,7 +182,7 @@ def _ray(wanted: bool) -> Check:
             f"could not be checked: {found['error']}. On a busy machine run it again; else try `ray stop`, or --no-ray to leave this out.",
         )
     if not found["loaded_by_verl"]:
-        note = "verl did not load the plugin there. Fix: unset VERL_USE_EXTERNAL_PLUGINS, install verl-entropy on every node."
+        note = f"verl did not load the plugin there. Fix: set {compat.loading()}, install verl-entropy on every node."
         return Check("Ray", "fail", "worker", note)
     lacking = [title for title, active in found["seams"].items() if not active]
     if lacking:
@@ -216,7 +232,7 @@ def _card() -> Check:
 def _configuration(words: list[str]) -> dict[str, Any]:
     """What a run with these words would use, its risks as checks."""
     from verl_entropy.config import compose
-    from verl_entropy.hosts.verl_v1 import resolved
+    from verl_entropy.hosts.verl_engine import resolved
 
     config = compose.compose(words)
     try:

@@ -35,7 +35,7 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from verl_entropy.config import compose
-    from verl_entropy.hosts.verl_v1 import resolved
+    from verl_entropy.hosts.verl_engine import resolved
 
     config = compose.compose(args.words, args.recipe)
     found = resolved.check(config)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def estimate(found: Any, model: memory.Size) -> dict[str, Any]:
     """The memory estimate of a resolved configuration."""
-    from verl_entropy.hosts.verl_v1.resolved import has_flash
+    from verl_entropy.hosts.verl_engine.resolved import has_flash
 
     plan = found.plan
     layers = getattr(plan.head.settings, "layers", 0) if plan.head else 0

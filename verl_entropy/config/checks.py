@@ -17,6 +17,9 @@ from verl_entropy.methods.method import Transform
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
 
+ENGINES = ("fsdp", "fsdp2")
+"""Values of ``actor.strategy`` whose training engine is ours."""
+
 UNCLIPPED = ("gpg", "sapo", "dro", "kl_cov")
 """Losses of verl that do not read ``clip_ratio_high``."""
 
@@ -44,6 +47,28 @@ def uses_engine(plan: Plan) -> bool:
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 
+def engine_needs(plan: Plan) -> list[tuple[str, str]]:
+    """(method, what it needs of a training engine of ours); empty: estimator and transforms, which any engine of verl can train."""
+    found = []
+    for choice in plan.choices:
+        needs = choice.method.needs
+        if "hidden" in needs or choice is plan.head:
+            found.append((choice.name, "the model's hidden states"))
+        elif "grad_entropy" in needs:
+            found.append((choice.name, "entropy with its gradient"))
+        elif "logits" in needs:
+            found.append((choice.name, "a log-prob pass of verl-entropy's, which reads the logits"))
+        elif choice in (plan.loss, plan.clip, plan.regularizer):
+            found.append((choice.name, "counts of the whole mini-batch in the loss"))
+        elif isinstance(choice.method, Transform) and choice.method.drops:
+            found.append((choice.name, "a mask of the actor's own"))
+    if plan.entropy.equal_returns == "drop":
+        found.append((f"{config.ALGORITHM_PATH}.equal_returns=drop", "a mask of the actor's own"))
+    if plan.entropy.log_probs == "chunked":
+        found.append((f"{config.ALGORITHM_PATH}.log_probs=chunked", "a log-prob pass of verl-entropy's"))
+    return found
+
+
 def _check_presets(plan: Plan) -> None:
     taken: dict[str, str] = {}
     for name in plan.entropy.presets:
@@ -60,14 +85,15 @@ def _check_presets(plan: Plan) -> None:
 
 
 def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
-    if not lookup(raw, "trainer.use_v1", True):
-        raise ConfigError("trainer.use_v1=False: verl-entropy feeds verl's V1 trainer only. Set trainer.use_v1=True.")
+    if not lookup(raw, "trainer.use_v1", False):
+        _check_ray_trainer(raw)
     strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
-    if strategy not in ("fsdp", "fsdp2"):
-        raise ConfigError(
-            f"actor_rollout_ref.actor.strategy={strategy}: verl-entropy's loss side runs on fsdp and fsdp2. "
-            "Set actor_rollout_ref.actor.strategy=fsdp2."
-        )
+    if strategy not in ENGINES:
+        for name, need in engine_needs(plan):
+            raise ConfigError(
+                f"actor_rollout_ref.actor.strategy={strategy}: {name} needs {need}, and verl-entropy has that with "
+                f"{' and '.join(ENGINES)} only. Set actor_rollout_ref.actor.strategy=fsdp2, or leave {name} out."
+            )
     vendor = os.environ.get("VERL_ENGINE_VENDOR")
     if vendor and vendor not in ENGINE_VENDORS and uses_engine(plan):
         raise ConfigError(
@@ -78,6 +104,28 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
         raise ConfigError(
             "distillation.enabled=True: its loss replaces verl's ppo_loss, in which verl-entropy works and shows that it does. "
             "Set distillation.enabled=False, or choose nothing of verl-entropy."
+        )
+
+
+def _check_ray_trainer(raw: Mapping[str, Any]) -> None:
+    """What verl's RayPPOTrainer cannot do; only 0.7 has the first key, whose other workers have a loss and an engine of their own."""
+    legacy = lookup(raw, "trainer.use_legacy_worker_impl", "disable")
+    if legacy != "disable":
+        raise ConfigError(
+            f"trainer.use_legacy_worker_impl={legacy}: verl-entropy works in verl's engine workers, not in the older dp_actor. "
+            "Set trainer.use_legacy_worker_impl=disable."
+        )
+    if "use_legacy_worker_impl" in lookup(raw, "trainer", {}) and not lookup(
+        raw, "actor_rollout_ref.model.use_remove_padding", True
+    ):
+        raise ConfigError(
+            "actor_rollout_ref.model.use_remove_padding=False: the engine workers of verl 0.7 mask padded rows by the response's length. "
+            "Set actor_rollout_ref.model.use_remove_padding=True."
+        )
+    if lookup(raw, "algorithm.use_pf_ppo", False):
+        raise ConfigError(
+            "algorithm.use_pf_ppo=True: it draws the rows anew after the advantages, and turns would be lost or doubled. "
+            "Set algorithm.use_pf_ppo=False."
         )
 
 

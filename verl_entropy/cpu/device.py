@@ -19,6 +19,24 @@ _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """getrusage counts bytes on macOS and KiB on Linux."""
 
 
+class CpuDeviceId(str):
+    """What ``get_device_id()`` returns on a CPU.
+
+    verl passes a device id to ``tensor.to``, where an integer would mean an accelerator, and formats it into
+    ``f"{device_name}:{device_id}"``, where "cpu" would not parse: so this is the string "cpu" that formats as
+    "0".
+    """
+
+    def __format__(self, spec: str) -> str:
+        return format(0, spec)
+
+    def __int__(self) -> int:
+        return 0
+
+    def __index__(self) -> int:
+        return 0
+
+
 def is_available() -> bool:
     """False: verl asks this before it empties the caches of an accelerator, and there is none."""
     return False

@@ -12,24 +12,7 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 from verl_entropy.cpu import device as cpu_device
-
-
-class CpuDeviceId(str):
-    """What ``get_device_id()`` returns on a CPU.
-
-    verl passes a device id to ``tensor.to``, where an integer would mean an accelerator, and formats it into
-    ``f"{device_name}:{device_id}"``, where "cpu" would not parse: so this is the string "cpu" that formats as
-    "0".
-    """
-
-    def __format__(self, spec: str) -> str:
-        return format(0, spec)
-
-    def __int__(self) -> int:
-        return 0
-
-    def __index__(self) -> int:
-        return 0
+from verl_entropy.cpu.device import CpuDeviceId
 
 
 class PlatformCPU(PlatformBase):

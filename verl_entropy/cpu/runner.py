@@ -53,6 +53,7 @@ class ModelRunner:
             )
         self.model = model.eval().requires_grad_(False)
         self.rollout = rollout
+        self._seed, self._repeated = (getattr(rollout, name, 0) for name in ("seed", "full_determinism"))  # keys of verl 0.9
         self.replica_rank = replica_rank
         self.eos_ids = end_of_sequence_ids(model, tokenizer)
         pad_id = tokenizer.pad_token_id
@@ -86,10 +87,10 @@ class ModelRunner:
     def _stream(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str) -> tuple[int, ...]:
         if params.seed is not None:
             return (1, params.seed)
-        name = digest(request_id.encode()) if self.rollout.full_determinism else 0
+        name = digest(request_id.encode()) if self._repeated else 0
         key = (name, prompt_digest(prompt_ids))
         self._served[key] += 1
-        return (0, self.rollout.seed, self.replica_rank, self.global_steps, *key, self._served[key])
+        return (0, self._seed, self.replica_rank, self.global_steps, *key, self._served[key])
 
     def run(self, requests: Sequence[Request], aborted: Callable[[], bool] = lambda: False) -> list[Completion]:
         return generate(

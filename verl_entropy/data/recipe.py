@@ -49,7 +49,7 @@ def validate(config: Any) -> list[str]:
 
     ``config`` is changed as the run would change it. ConfigError says what is wrong.
     """
-    from verl_entropy.hosts.verl_v1 import driver, resolved
+    from verl_entropy.hosts.verl_engine import driver, resolved
 
     found = resolved.check(config)
     if found.verl is not None:

@@ -34,13 +34,18 @@ def use_loss(context: LossContext):
     return _use(_loss, context)
 
 
+def computing() -> bool:
+    """Whether advantages are being computed by a host: what it calls then is the base."""
+    return _advantage.get() is not None
+
+
 def advantage() -> AdvantageContext:
     """The current advantage context; an estimator of ours outside our trainer seam cannot go on."""
     context = _advantage.get()
     if context is None:
         raise RuntimeError(
-            "verl-entropy: this estimator needs turns and entropy, which only verl's V1 trainer with the plugin gives. "
-            "Set trainer.use_v1=True and check `verl-entropy doctor`."
+            "verl-entropy: this estimator needs turns and entropy, which a trainer of verl gives with the plugin. "
+            "Check `verl-entropy doctor`."
         )
     return context
 

@@ -64,17 +64,26 @@ class DiagnosticsSide:
         start = time.perf_counter()
         mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])["response_mask"]
         padding_R = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        columns = sample_columns(mask, list(batch.keys), padding_R, self.settings)
-        if columns is None:
+        sample = self.sample(step, mask, list(batch.keys), padding_R)
+        if sample is None:
             return batch
-        code_N, self._lead_R = columns
-        code = torch.nested.nested_tensor_from_jagged(torch.as_tensor(code_N), mask.offsets())
-        fields = TensorDict({SAMPLE_CODE: code, SAMPLE_LEAD: torch.as_tensor(self._lead_R)}, batch_size=len(batch))
+        fields = TensorDict({SAMPLE_CODE: sample[0], SAMPLE_LEAD: sample[1]}, batch_size=len(batch))
         put = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         put.extra_info.update(batch.extra_info)
-        put.extra_info[NUM_SAMPLED] = int(self._lead_R.max())
+        put.extra_info[NUM_SAMPLED] = int(sample[1].max())
         self._seconds += time.perf_counter() - start
         return put
+
+    def sample(
+        self, step: int, mask: torch.Tensor, keys: list[str], padding_R: list[bool]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Columns SAMPLE_CODE (nested as ``mask``) and SAMPLE_LEAD (R,) where this step has a sample, else None."""
+        self._lead_R = None
+        columns = sample_columns(mask, keys, padding_R, self.settings) if self.settings.costly_at(step) else None
+        if columns is None:
+            return None
+        code_N, self._lead_R = columns
+        return torch.nested.nested_tensor_from_jagged(torch.as_tensor(code_N), mask.offsets()), torch.as_tensor(self._lead_R)
 
     def fields(self, step: int) -> list[str]:
         """Fields of the queue that the metrics of this step read beyond the trainer's."""

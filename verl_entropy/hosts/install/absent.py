@@ -21,7 +21,7 @@ from typing import Any
 from verl_entropy import __version__
 from verl_entropy.config import reading
 from verl_entropy.config.settings import ACTOR_PATH, ALGORITHM_PATH, POLICY_LOSS_PATH
-from verl_entropy.hosts.install import activate, compat, hooks, patched
+from verl_entropy.hosts.install import activate, compat, hooks, patched, running
 from verl_entropy.methods import registry
 
 NAME = "verl_entropy"
@@ -29,6 +29,9 @@ NAME = "verl_entropy"
 
 PLUGIN = f"{NAME}.plugin"
 """The module that verl imports; one that fails does not stay in ``sys.modules``."""
+
+MODULES = "VERL_USE_EXTERNAL_MODULES"
+"""Environment variable of verl: modules that it imports at the end of its own import."""
 
 AGENT_LOOPS = ("stepwise_env", "span_env")
 ENVIRONMENT_PATH = "data.env"
@@ -67,6 +70,8 @@ def listen(config: Any) -> None:
         return
     if PLUGIN in sys.modules or activate.INSTALLED:
         _install(asked)
+        if activate.INSTALLED and compat.before(0, 9) and _trains(config) and "ray_kwargs" in config:
+            _tell_ray(config)
         if compat.is_verl_agent():  # what its registries hold by now is heard
             asked = chosen(config)
     keys = [key for group in asked.values() for key in group]
@@ -83,6 +88,16 @@ def _install(asked: dict[str, list[str]]) -> None:
         os.environ[hooks.CHOSEN] = activate.told()  # inherited by what this process starts
 
 
+def _tell_ray(config: Any) -> None:
+    """Before 0.9 verl checks a configuration in a process of Ray: what it needs to load us travels with ``ray.init``."""
+    from omegaconf import OmegaConf
+
+    for name in (hooks.CHOSEN, MODULES):
+        if os.environ.get(name):
+            OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", os.environ[name], force_add=True)
+    running.check(activate.told())
+
+
 def _active(asked: dict[str, list[str]]) -> bool:
     """Whether what is asked for will be heard here; verl-agent needs its launcher, patched or not."""
     return activate.INSTALLED.issuperset(asked) and not hooks.FAILED and not compat.is_verl_agent()
@@ -95,7 +110,7 @@ def _warn(config: Any) -> None:
     from verl_entropy.config import plan, startup
     from verl_entropy.config.settings import ConfigError
     from verl_entropy.config.spelling import check_spelling
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
     from verl_entropy.log import say
 
     try:
@@ -212,6 +227,11 @@ def _cause() -> tuple[str, str]:
     reason = compat.unsupported_reason()
     if reason is not None:
         return reason.split(" Fix: ")[0].rstrip("."), f"install a supported verl (pip install 'verl=={compat.SUPPORTED[-1]}')"
+    if compat.before(0, 9):
+        return (
+            f"verl {compat.verl_version()} loads no plugin by itself",
+            f"set {compat.loading()} for the driver and every Ray worker",
+        )
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and NAME not in {name.strip() for name in policy.split(",")}:
         wanted = "auto" if policy == "none" else f"auto or {policy},{NAME}"

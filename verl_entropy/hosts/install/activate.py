@@ -73,9 +73,11 @@ def _install(groups: set[str]) -> bool:
         from verl_entropy.cpu import wiring as cpu
 
         cpu.install()
-    from verl_entropy.hosts.verl_v1 import wiring
+    from verl_entropy.hosts.verl_engine import wiring
 
     for piece in wiring.PIECES:
+        if compat.before(*piece.since) or (piece.until and not compat.before(*piece.until)):
+            continue
         if groups.intersection(piece.groups) and (piece.module, piece.function) not in _pieces:
             _pieces.add((piece.module, piece.function))
             hooks.after_import(piece.module, piece, piece.spread)

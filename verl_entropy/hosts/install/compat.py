@@ -9,10 +9,10 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-SUPPORTED = ("0.9.0", "0.9.1")
-"""Versions whose every symbol below was checked. Another 0.9.x is accepted when no symbol is missing."""
+SUPPORTED = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
+"""Versions whose every symbol below was checked. Another one of these series is accepted when no symbol is missing."""
 
-SERIES = "0.9."
+SERIES = ("0.7.", "0.8.", "0.9.")
 
 # module -> {qualified name: parameters that must be there (None: any)}
 SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
@@ -47,6 +47,41 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
             for name in ("config", "global_steps", "total_training_steps", "tokenizer", "processor", "use_critic")
         ),
     },
+    "verl.trainer.ppo.ray_trainer": {
+        "compute_advantage": ("data", "adv_estimator", "config"),
+        "compute_data_metrics": None,  # imported by name: the global that we rebind
+        "RayPPOTrainer": None,
+        "RayPPOTrainer.__init__": ("self", "config"),
+        "RayPPOTrainer.init_workers": ("self",),
+        "RayPPOTrainer.fit": ("self",),
+        "RayPPOTrainer._compute_old_log_prob": ("self", "batch"),
+        "RayPPOTrainer._update_actor": ("self", "batch"),
+        "RayPPOTrainer._save_checkpoint": ("self",),
+        "RayPPOTrainer._load_checkpoint": ("self",),
+        **dict.fromkeys(
+            f"RayPPOTrainer.{name}"
+            for name in (
+                "config",
+                "global_steps",
+                "total_training_steps",
+                "tokenizer",
+                "actor_rollout_wg",
+                "ref_policy_wg",
+                "use_reference_policy",
+                "ref_in_actor",
+            )
+        ),
+    },
+    "verl.protocol": {
+        **dict.fromkeys(f"DataProto.{name}" for name in ("batch", "non_tensor_batch", "meta_info")),
+        "DataProto": None,
+        "DataProto.slice": ("self", "start", "end"),
+        "DataProto.select_idxs": ("self", "idxs"),
+        "DataProto.union": ("self", "other"),
+        "DataProto.from_dict": ("tensors", "non_tensors", "meta_info"),
+        "DataProto.concat": ("data",),
+    },
+    "verl.utils.tracking": {"Tracking": None, "Tracking.log": ("self", "data", "step")},
     "verl.trainer.ppo.v1.replay_buffer": {
         "ReplayBuffer.poll_interval": None,
         "ReplayBuffer.partitions": None,
@@ -86,22 +121,24 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "FSDPEngine.save_checkpoint": ("self", "local_path"),
         "FSDPEngine.get_per_tensor_param": ("self",),
         "FSDPEngine.get_per_tensor_param_shard": ("self",),
-        "FSDPEngine._gather_and_unpad_packed": ("self", "tensor", "pad_size"),
         "FSDPEngineWithLMHead": None,
+        "FSDPEngineWithLMHead.forward_step": ("self", "micro_batch", "loss_function", "forward_only"),
         "FSDPEngineWithLMHead.prepare_model_inputs": ("self", "micro_batch"),
-        "FSDPEngineWithLMHead.prepare_model_outputs": (
-            "self",
-            "output",
-            "output_args",
-            "micro_batch",
-            "logits_processor_func",
-        ),
+        "FSDPEngineWithLMHead.prepare_model_outputs": ("self", "output", "output_args", "micro_batch"),
     },
     "verl.workers.config.actor": {
         **dict.fromkeys(("PolicyLossConfig", "FSDPActorConfig", "ActorConfig.policy_loss", "FSDPActorConfig.strategy"))
     },
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
-    "verl.experimental.agent_loop.agent_loop": {"AgentLoopBase": None, "AgentLoopOutput": None, "register": ("agent_name",)},
+    "verl.experimental.agent_loop.agent_loop": {
+        **dict.fromkeys(("AgentLoopBase", "AgentLoopOutput", "AgentLoopWorker")),
+        "AgentLoopWorker._run_agent_loop": ("self",),
+        "AgentLoopWorker._agent_loop_postprocess": ("self", "output"),
+        "AgentLoopWorker._postprocess": ("self", "inputs", "input_non_tensor_batch"),
+        **dict.fromkeys(("AgentLoopManager", "AgentLoopManager.config")),
+        "AgentLoopManager.generate_sequences": ("self", "prompts"),
+        "register": ("agent_name",),
+    },
     "verl.utils.tensordict_utils": {
         "index_select_tensor_dict": ("batch", "indices"),
         "assign_non_tensor": ("tensor_dict",),
@@ -129,7 +166,8 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "AsyncTransferQueueClient.async_kv_retrieve_meta": ("self", "keys", "partition_id"),
     },
     "verl.utils.metric.utils": {
-        **dict.fromkeys(("Metric", "Metric.aggregate_dp", "AggregationType", "AggregationType.MAX", "AggregationType.SUM"))
+        "reduce_metrics": ("metrics",),
+        **dict.fromkeys(("Metric", "Metric.aggregate_dp", "AggregationType", "AggregationType.MAX", "AggregationType.SUM")),
     },
     "verl.utils.checkpoint.checkpoint_manager": {"find_latest_ckpt_path": ("path",)},
     "verl.utils.device": {"get_device_id": None, "get_device_name": None},
@@ -139,8 +177,20 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "update_model_config": ("module_config", "override_config_kwargs"),
         "load_valuehead_model": ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
     },
-    "verl.utils.ulysses": {"get_ulysses_sequence_parallel_world_size": None},
+    "verl.utils.ulysses": {
+        "get_ulysses_sequence_parallel_world_size": None,
+        "gather_outputs_and_unpad": ("x", "gather_dim", "unpad_dim", "padding_size"),
+    },
 }
+
+V1_MODULES = ("verl.trainer.ppo.v1.", "transfer_queue")
+"""Modules of verl's V1 trainer, which begins with 0.9."""
+SINCE_09 = (
+    "verl.workers.engine.base.EngineRegistry.register",
+    "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard",
+    "verl.workers.utils.padding.response_from_nested",
+)
+"""What is used with 0.9 only, or has fewer parameters before it."""
 
 
 @cache
@@ -150,6 +200,17 @@ def verl_version() -> str | None:
         return importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def before(*release: int) -> bool:
+    """Whether the installed verl is older than this release, as in ``before(0, 9)``."""
+    parts = (verl_version() or "").split(".")
+    return tuple(int(part) for part in parts[: len(release)] if part.isdigit()) < release
+
+
+def loading() -> str:
+    """The variable by which this verl loads the plugin; from 0.9 that is its default."""
+    return "VERL_USE_EXTERNAL_MODULES=verl_entropy.plugin" if before(0, 9) else "VERL_USE_EXTERNAL_PLUGINS=auto"
 
 
 def source(module: str) -> str | None:
@@ -211,9 +272,9 @@ def _names(tree: ast.Module) -> dict[str, set[str] | None]:
 
 def missing_symbols(modules: list[str] | None = None) -> list[str]:
     """Names from ``SYMBOLS`` that the installed verl lacks, each with what is wrong; empty if all are there."""
-    problems = []
+    problems, old = [], before(0, 9)
     for module, wanted in SYMBOLS.items():
-        if modules is not None and module not in modules:
+        if (modules is not None and module not in modules) or (old and module.startswith(V1_MODULES)):
             continue
         text = source(module)
         if text is None:
@@ -221,6 +282,8 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
             continue
         names = _names(ast.parse(text))
         for name, parameters in wanted.items():
+            if old and f"{module}.{name}" in SINCE_09:
+                continue
             if name not in names:
                 problems.append(f"{module}.{name}")
             elif parameters and names[name] is not None:
@@ -250,7 +313,8 @@ def unsupported_reason(read: bool = True) -> str | None:
     if version in SUPPORTED and not read:
         return None
     missing = missing_symbols()
-    wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and other {SERIES}x. Fix: pip install 'verl=={SUPPORTED[-1]}'"
+    series = ", ".join(f"{name}x" for name in SERIES)
+    wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and others of {series}. Fix: pip install 'verl=={SUPPORTED[-1]}'"
     if missing:
         return f"verl {version} lacks {'; '.join(missing)}. {wanted}"
     if version not in SUPPORTED and not version.startswith(SERIES):

@@ -89,5 +89,8 @@ def compare(component: Component, version: str | None) -> Version:
 
 
 def versions() -> list[Version]:
-    """Every component of the matrix."""
-    return [compare(component, installed(component)) for component in COMPONENTS]
+    """Every component of the matrix that the installed verl uses."""
+    from verl_entropy.hosts.install import compat
+
+    left = {"TransferQueue"} if compat.verl_version() and compat.before(0, 9) else set()
+    return [compare(component, installed(component)) for component in COMPONENTS if component.name not in left]

@@ -19,7 +19,10 @@ import tempfile
 import time
 from typing import Any
 
+from verl_entropy.hosts.install import compat
+
 PACKAGE = "verl_entropy"
+V1 = "verl.trainer.ppo.v1.trainer_base"
 RAY_LIMIT_S = 55.0
 """Time for Ray to start and a worker to import verl: 15 to 30 s on two cores."""
 
@@ -48,7 +51,7 @@ def registries() -> dict[str, Any]:
 
 
 def _loss(module: Any) -> bool:
-    from verl_entropy.hosts.verl_v1.loss import is_ours
+    from verl_entropy.hosts.verl_engine.loss import is_ours
 
     return is_ours(module.ppo_loss)
 
@@ -60,6 +63,12 @@ def _defined_here(function: Any) -> bool:
 
 def _trainer(module: Any) -> bool:
     methods = (module.PPOTrainer._compute_advantage, module.PPOTrainer._update_actor, module.PPOTrainer._save_checkpoint)
+    return all(map(_defined_here, methods))
+
+
+def _ray_trainer(module: Any) -> bool:
+    trainer = module.RayPPOTrainer
+    methods = (module.compute_advantage, trainer._compute_old_log_prob, trainer._update_actor, trainer._save_checkpoint)
     return all(map(_defined_here, methods))
 
 
@@ -82,14 +91,19 @@ def _registered(_: Any) -> bool:
     return not registries()["clashes"]
 
 
-SEAMS = {
+_ALL = {
     "verl.utils.config": ("checks before Ray starts", _validate),
     "verl.trainer.ppo.core_algos": ("estimators and losses registered", _registered),
-    "verl.trainer.ppo.v1.trainer_base": ("trainer's advantages, metrics and state", _trainer),
+    V1: ("trainer's advantages, metrics and state", _trainer),
+    "verl.trainer.ppo.ray_trainer": ("the same of RayPPOTrainer", _ray_trainer),
     "verl.workers.engine_workers": ("loss of the training workers", _loss),
     "verl.workers.engine.fsdp.transformer_impl": ("engine with head and log-prob pass", _engine),
     "verl.experimental.agent_loop.agent_loop": ("agent loops for environments", _agent_loops),
 }
+
+
+SEAMS = {module: seam for module, seam in _ALL.items() if module != V1 or not compat.before(0, 9)}
+"""Those of the installed verl."""
 
 
 def probe() -> dict[str, Any]:

@@ -21,16 +21,14 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf, open_dict
 
-from verl_entropy.agent.cut import ENDINGS
-from verl_entropy.batch.foreign import read_bool
 from verl_entropy.batch.turns import Turns, build_turns
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
-from verl_entropy.hosts.common import advantage_side, context, state
+from verl_entropy.hosts.common import advantage_side, agent_rows, context, state
 from verl_entropy.hosts.common.diagnostics_side import SAMPLE_FIELDS
 from verl_entropy.hosts.common.trainer_keys import ACTOR_MASKS, NUM_SAMPLED, PAD_UID, PREFIX, WORKER_INFO
 from verl_entropy.hosts.install import patched
-from verl_entropy.hosts.verl_v1 import driver
+from verl_entropy.hosts.verl_engine import driver
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.upstream import queue
 from verl_entropy.upstream.rows import MARK, pad_rows, settle
@@ -58,7 +56,7 @@ _call: ContextVar[Call | None] = ContextVar("verl_entropy_call", default=None)
 def run_of(trainer: Any) -> state.Run:
     """Plan and state of this trainer, read on first use."""
     if "_verl_entropy_run" not in trainer.__dict__:
-        trainer._verl_entropy_run = state.Run(driver.read_plan(trainer.config))
+        trainer._verl_entropy_run = driver.run_of(trainer.config)
     return trainer._verl_entropy_run
 
 
@@ -76,22 +74,6 @@ def _nested(padded_RT: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """A padded column of the response layout as a nested one."""
     inside_RT = torch.arange(padded_RT.shape[1]) < offsets.diff().unsqueeze(1)
     return torch.nested.nested_tensor_from_jagged(padded_RT[inside_RT], offsets)
-
-
-def _turn_fields(extra_fields: list[dict], padding_R: np.ndarray) -> list[list[dict]] | None:
-    """Per row the environment's record of each turn, or None if the agent loop gives none."""
-    real = [row for row, pad in zip(extra_fields, padding_R, strict=True) if not pad]
-    if not real or not all("turns" in row for row in real):
-        return None
-    return [[] if pad else row["turns"] for row, pad in zip(extra_fields, padding_R, strict=True)]
-
-
-def _success(extra_fields: list[dict], score_R: torch.Tensor, threshold: float) -> list[bool]:
-    flags = [row.get("success") for row in extra_fields]
-    return [
-        bool(s > threshold) if flag is None else read_bool(flag, f"extra_fields['success'] of row {row}")
-        for row, (flag, s) in enumerate(zip(flags, score_R.tolist(), strict=True))
-    ]
 
 
 def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tuple[Turns, list[dict]]:
@@ -112,8 +94,8 @@ def rows_to_turns(data: Any, rows: Any, keys: list[str], threshold: float) -> tu
         position_R=list(positions),
         padding_R=torch.as_tensor(padding_R),
         score_R=score_R,
-        turn_fields=_turn_fields(extra, padding_R),
-        success_R=_success(extra, earned_R, threshold),
+        turn_fields=agent_rows.turn_fields(extra, padding_R),
+        success_R=agent_rows.success(extra, earned_R, threshold),
         spans_mask_RT=pad_rows(rows["response_mask"], width).bool(),
     )
     return turns, extra
@@ -184,24 +166,8 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
     ctx.fields.update(_extra_outputs(rows, plan, mask_RT.shape[1]))
     if "rollout_log_probs" in data.batch.keys():
         ctx.fields["rollout_log_probs"] = data.batch["rollout_log_probs"]
-    call.metrics.update(ending_metrics(extra, list(batch_keys)))
+    call.metrics.update(agent_rows.ending_metrics(extra, list(batch_keys)))
     return ctx
-
-
-def ending_metrics(extra_fields: list[dict], keys: list[str]) -> dict[str, float]:
-    """Why the episodes of our agent loops ended, and what was cut; nothing for other loops.
-
-    ``episodes/ended/<reason>``: share of the episodes; ``episodes/cut_answers`` and ``episodes/cut_prompts``: share of the turns.
-    """
-    episodes = {key.rsplit("_", 1)[0]: row["ended"] for key, row in zip(keys, extra_fields, strict=True) if "ended" in row}
-    turns = [turn for row in extra_fields if "ended" in row for turn in row.get("turns") or ()]
-    if not episodes or not turns:
-        return {}
-    reasons = list(episodes.values())
-    found = {f"ended/{reason}": reasons.count(reason) / len(reasons) for reason in ENDINGS}
-    for name in ("cut", "prompt_cut"):
-        found["cut_answers" if name == "cut" else "cut_prompts"] = sum(bool(turn.get(name)) for turn in turns) / len(turns)
-    return {f"verl_entropy/episodes/{name}": value for name, value in found.items()}
 
 
 def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
@@ -298,7 +264,7 @@ def wrap(module: ModuleType) -> None:
     def __init__(self, *args, **kwargs):
         original_init(self, *args, **kwargs)
         actor = self.config.actor_rollout_ref.actor
-        if run_of(self).plan.active and actor.get("_target_") == driver.ACTOR:
+        if run_of(self).plan.active and driver.in_workers(self.config):
             with open_dict(actor):
                 actor.trainer_active = True  # the training workers refuse to start without it
 
@@ -335,7 +301,8 @@ def wrap(module: ModuleType) -> None:
             prefix = "actor/verl_entropy/"
             for key in [k for k in metrics if k.startswith(prefix)]:
                 metrics[key.removeprefix("actor/")] = metrics.pop(key)
-            _check_active(run, metrics)
+            if driver.in_workers(self.config):
+                _check_active(run, metrics)
         return batch
 
     @functools.wraps(original_save)

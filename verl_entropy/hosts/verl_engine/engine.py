@@ -18,6 +18,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name
+from verl.utils.ulysses import gather_outputs_and_unpad
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -40,8 +41,9 @@ from verl_entropy.hosts.common.trainer_keys import (
     TOTALS,
     WHOLE_MASKS,
 )
-from verl_entropy.hosts.verl_v1.configs import EntropyFSDPEngineConfig
-from verl_entropy.hosts.verl_v1.predicting import Predicting, keeps_logits, response_positions
+from verl_entropy.hosts.install import compat
+from verl_entropy.hosts.verl_engine.configs import EntropyFSDPEngineConfig
+from verl_entropy.hosts.verl_engine.predicting import Predicting, keeps_logits, response_positions
 from verl_entropy.log import say
 from verl_entropy.methods.method import LogitsOutput
 from verl_entropy.tools.checkpoint import strip_weights
@@ -203,22 +205,28 @@ class EntropyEngineMixin:
 
     # ---- outputs ----------------------------------------------------------------------------------------------
 
-    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+    def prepare_model_outputs(self, output, output_args, micro_batch, **rest):
         if self._collector is not None:
             self._collect(output, output_args, micro_batch)
         if self._ours_reads(micro_batch):
             model_output = self._chunked_outputs(output, output_args, micro_batch)
         else:
-            model_output = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+            model_output = super().prepare_model_outputs(output, output_args, micro_batch, **rest)
         if isinstance(output, CausalLMOutputWithHead):
             model_output |= {HEAD_LOGITS: output.head_logits, **{key: output_args[key] for key in (HEAD_TOKENS, HEAD_ROWS)}}
         return model_output
+
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        loss, output = super().forward_step(micro_batch, loss_function=loss_function, forward_only=forward_only)
+        for key in (HEAD_LOGITS, HEAD_TOKENS, HEAD_ROWS):  # of the loss alone; verl before 0.9 joins what is left by rows
+            output["model_output"].pop(key, None)
+        return loss, output
 
     def _chunked_outputs(self, output, output_args, micro_batch):
         """Log-probs and entropy of response tokens; other positions, which no loss reads, are zero."""
         with_entropy = tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)
         input_ids, labels_N = micro_batch["input_ids"], output_args["input_ids_rmpad_rolled"]
-        scale = None if output_args["temperature_is_one"] else _token_temperature(output_args, input_ids)
+        scale = None if output_args.get("temperature_is_one") else _token_temperature(output_args, input_ids)
         predicting = output_args[PREDICTING]
         if predicting is None:
             # A shard of the packed sequence: every token of it, then gathered, as verl does.
@@ -235,7 +243,7 @@ class EntropyEngineMixin:
 
         def full(values_N: torch.Tensor) -> torch.Tensor:
             if predicting is None:
-                values = self._gather_and_unpad_packed(values_N, output_args["pad_size"])
+                values = gather_outputs_and_unpad(values_N, gather_dim=0, unpad_dim=0, padding_size=output_args["pad_size"])
             else:
                 values = values_N.new_zeros(input_ids.values().shape[0]).index_put((predicting.packed_N,), values_N)
             return torch.nested.nested_tensor_from_jagged(values, input_ids.offsets())
@@ -361,9 +369,9 @@ def register(_: ModuleType | None = None) -> None:
 
         cpu_engine.register_engines(EntropyFSDPEngineWithLMHead)
         return
-    EngineRegistry.register(
-        model_type="language_model",
-        backend=["fsdp", "fsdp2"],
-        device="cuda",
-        vendor=[v for v in checks.ENGINE_VENDORS if v != "cpu"],
-    )(EntropyFSDPEngineWithLMHead)
+    kinds = {"model_type": "language_model", "backend": ["fsdp", "fsdp2"], "device": "cuda"}
+    if compat.before(0, 9):  # knows no vendors, and keeps the class that was first
+        for backend in kinds["backend"]:
+            EngineRegistry._engines["language_model"][backend]["cuda"] = EntropyFSDPEngineWithLMHead
+        return
+    EngineRegistry.register(**kinds, vendor=[v for v in checks.ENGINE_VENDORS if v != "cpu"])(EntropyFSDPEngineWithLMHead)

@@ -21,14 +21,29 @@ from verl_entropy.hosts.install import absent, activate, compat, hooks, patched,
 from verl_entropy.log import say
 from verl_entropy.methods import registry
 
-ACTOR = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPActorConfig"
-POLICY_LOSS = "verl_entropy.hosts.verl_v1.configs.EntropyPolicyLossConfig"
-ENGINE = "verl_entropy.hosts.verl_v1.configs.EntropyFSDPEngineConfig"
+ACTOR = "verl_entropy.hosts.verl_engine.configs.EntropyFSDPActorConfig"
+POLICY_LOSS = "verl_entropy.hosts.verl_engine.configs.EntropyPolicyLossConfig"
+ENGINE = "verl_entropy.hosts.verl_engine.configs.EntropyFSDPEngineConfig"
 _STOCK = {
     ACTOR: ("verl.workers.config.FSDPActorConfig", "verl.workers.config.actor.FSDPActorConfig"),
     POLICY_LOSS: ("verl.workers.config.PolicyLossConfig", "verl.workers.config.actor.PolicyLossConfig"),
     ENGINE: ("verl.workers.config.FSDPEngineConfig", "verl.workers.config.engine.FSDPEngineConfig"),
 }
+
+
+def in_workers(config: DictConfig) -> bool:
+    """Whether the training workers of this prepared configuration have our engine and loss."""
+    return config.actor_rollout_ref.actor.get("_target_") == ACTOR
+
+
+def run_of(config: DictConfig) -> Any:
+    """``state.Run`` of a trainer with this prepared configuration; no samples where the engine is not ours."""
+    from verl_entropy.hosts.common import state
+
+    chosen = read_plan(config)
+    if not in_workers(config):
+        chosen = dataclasses.replace(chosen, diagnostics=dataclasses.replace(chosen.diagnostics, costly_every=0))
+    return state.Run(chosen)
 
 
 def read_plan(config: DictConfig) -> plan.Plan:
@@ -62,7 +77,7 @@ def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
     from verl.trainer.ppo import core_algos
     from verl.utils.import_utils import import_external_libs
 
-    from verl_entropy.hosts.verl_v1 import registration
+    from verl_entropy.hosts.verl_engine import registration
 
     import_external_libs(external_lib)
     registration.register_outside(core_algos, chosen)
@@ -89,6 +104,11 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     checks.check(chosen, plain(config))
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
+    if arr.actor.strategy not in checks.ENGINES:  # the workers are verl's own: nothing is chosen that needs more of them
+        with open_dict(config):
+            config.algorithm.adv_estimator = chosen.base
+            _keep_choice(config, chosen)
+        return chosen
     with open_dict(config):
         _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
         _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")
@@ -223,10 +243,19 @@ def _check_json_lines(path: str, key: str) -> None:
 
 def _tell_workers(config: DictConfig) -> None:
     """Every Ray process of the run installs what is installed here, and stops where a piece of ours fails (``hooks.CHOSEN``)."""
-    value = os.environ[hooks.CHOSEN] = f"{activate.told()},{activate.CHECKED}"
+    value = activate.told()
+    if not compat.before(0, 9):  # before, verl calls validate_config in a process of Ray, and not where Ray is started
+        value = f"{value},{activate.CHECKED}"
+    os.environ[hooks.CHOSEN] = value
     if OmegaConf.select(config, "ray_kwargs.ray_init") is not None:
         OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{hooks.CHOSEN}", value, force_add=True)
     running.check(value)
+
+
+def _prepared(config: DictConfig) -> bool:
+    """Whether another process has checked and prepared this configuration."""
+    told = os.environ.get(hooks.CHOSEN, "").split(",")
+    return activate.CHECKED in told and in_workers(config)
 
 
 def wrap(module: ModuleType) -> None:
@@ -235,6 +264,8 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def validate_config(config, *args, **kwargs):
+        if _prepared(config):  # by the driver; the runner of RayPPOTrainer calls this once more
+            return original(config, *args, **kwargs)
         asked = absent.chosen(config)  # now: what was set after the composition counts, and ``prepare`` writes verl's names
         if not activate.install(asked):
             raise SystemExit(absent.message([key for keys in asked.values() for key in keys]))

@@ -13,21 +13,23 @@ import sys
 from types import ModuleType
 
 import torch
+from verl.utils import tensordict_utils as tu
 
 from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.common.context import use_loss
 from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
 from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WHOLE_MASKS, WORKER_INFO
-from verl_entropy.hosts.verl_v1 import registration
+from verl_entropy.hosts.verl_engine import registration
 from verl_entropy.methods.context import LossContext
 
 _plans: dict[int, tuple[object, Plan]] = {}
+_READ_BY_VERL = ("response_mask", "old_log_probs", "advantages", "rollout_is_weights", "ref_log_prob")
 
 
 def _plan(config) -> Plan | None:
     """The loss plan of an actor configuration of ours (parsed once), or None for a stock one."""
-    from verl_entropy.hosts.verl_v1.configs import EntropyFSDPActorConfig
+    from verl_entropy.hosts.verl_engine.configs import EntropyFSDPActorConfig
 
     if not isinstance(config, EntropyFSDPActorConfig):
         return None
@@ -43,8 +45,25 @@ def _padded(data, key: str, width: int) -> torch.Tensor:
     return torch.nested.to_padded_tensor(nested, padding=0, output_size=(nested.size(0), width))
 
 
+def _width(data) -> int:
+    """Of the response layout: the micro-batch's longest response, or what a trainer of padded batches has."""
+    width = tu.get_non_tensor_data(data=data, key="max_response_len", default=None)
+    return int(data["responses"].offsets().diff().max()) if width is None else int(width)
+
+
+def _for_verl(data):
+    """The micro-batch as verl's loss of a trainer of padded batches has it; that of V1 as it is."""
+    if "max_response_len" not in data.keys():
+        return data
+    width, padded = _width(data), data.copy()
+    for name in _READ_BY_VERL:
+        if name in data.keys() and data[name].is_nested:
+            padded[name] = _padded(data, name, width)
+    return padded
+
+
 def _context(plan: Plan, model_output, data) -> LossContext:
-    width = int(data["responses"].offsets().diff().max())
+    width = _width(data)
     mask_RT = _padded(data, "response_mask", width).bool()
     entropy = model_output.get("entropy")
     info = data[WORKER_INFO] if WORKER_INFO in data.keys() else {}
@@ -109,8 +128,6 @@ def wrap(module: ModuleType) -> None:
 
     A training worker asks before it loads a model whether its trainer has our part too.
     """
-    from verl.utils import tensordict_utils as tu
-
     original = module.ppo_loss
 
     @functools.wraps(original)
@@ -123,7 +140,7 @@ def wrap(module: ModuleType) -> None:
             tu.assign_non_tensor(data, batch_num_tokens=1)
         _move_clip(config, ctx)
         with use_loss(ctx):
-            total, metrics = original(config=config, model_output=model_output, data=data, dp_group=dp_group)
+            total, metrics = original(config=config, model_output=model_output, data=_for_verl(data), dp_group=dp_group)
         _clip_sides(config, ctx)
         for term in loss_side.extra_terms(ctx):
             total = total + term
@@ -137,7 +154,7 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original_model)
     def init_model(self):
-        from verl_entropy.hosts.verl_v1.configs import check_trainer
+        from verl_entropy.hosts.verl_engine.configs import check_trainer
 
         check_trainer(self.config.actor)
         return original_model(self)

@@ -46,7 +46,7 @@ def check(config: Any) -> Resolved:
     from omegaconf import OmegaConf
 
     from verl_entropy.hosts.install import activate
-    from verl_entropy.hosts.verl_v1 import driver
+    from verl_entropy.hosts.verl_engine import driver
 
     activate.install()
     driver.check_spelling(config)

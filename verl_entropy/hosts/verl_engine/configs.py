@@ -14,7 +14,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossCon
 
 from verl_entropy.config import plan
 from verl_entropy.config import settings as config
-from verl_entropy.hosts.install import activate, hooks
+from verl_entropy.hosts.install import activate, compat, hooks
 from verl_entropy.methods import registry
 
 _SECTIONS = list(dict.fromkeys(m.name for kind in ("loss", "clip", "regularizer") for m in registry.methods(kind)))
@@ -111,7 +111,7 @@ def check_trainer(actor: DictConfig) -> None:
     """
     told = os.environ.get(hooks.CHOSEN, "").split(",")
     if actor.get("_target_") != f"{__name__}.{EntropyFSDPActorConfig.__name__}":
-        if activate.METHODS in told and activate.CHECKED not in told:
+        if activate.METHODS in told and activate.CHECKED not in told and not compat.before(0, 9):
             raise RuntimeError(
                 "verl-entropy: this run's configuration chooses something of verl-entropy, but its program never called "
                 "verl.utils.config.validate_config, where that is checked and prepared, so it would train without it. Fix: start the "
@@ -121,7 +121,7 @@ def check_trainer(actor: DictConfig) -> None:
     if not actor.get("trainer_active", False):
         raise RuntimeError(
             "verl-entropy: the process of verl's trainer (the TaskRunner) did not say that the plugin is active there, so advantages "
-            "would be computed without the chosen methods. Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install "
+            f"would be computed without the chosen methods. Fix: set {compat.loading()} for every Ray worker, install "
             "verl-entropy on every node, and let verl start Ray, which hands the driver's variables on."
         )
 
@@ -129,13 +129,13 @@ def check_trainer(actor: DictConfig) -> None:
 def _check_worker(workers, strategy: str) -> None:
     from verl.workers.engine.base import EngineRegistry
 
-    from verl_entropy.hosts.verl_v1.engine import EntropyEngineMixin
-    from verl_entropy.hosts.verl_v1.loss import is_ours
+    from verl_entropy.hosts.verl_engine.engine import EntropyEngineMixin
+    from verl_entropy.hosts.verl_engine.loss import is_ours
 
     if not is_ours(workers.ppo_loss):
         raise RuntimeError(
             "verl-entropy: the loss of this training worker is not the one of the plugin, so regulariser, loss and head would "
-            f"do nothing. {_environment()} Fix: set VERL_USE_EXTERNAL_PLUGINS=auto for every Ray worker, install verl-entropy on "
+            f"do nothing. {_environment()} Fix: set {compat.loading()} for every Ray worker, install verl-entropy on "
             "every node, and let verl start Ray, which hands the driver's variables on."
         )
     engine = EngineRegistry.get_engine_cls("language_model", strategy)
