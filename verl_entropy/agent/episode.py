@@ -285,7 +285,9 @@ class EpisodeRunner(Generic[P]):
             history: list[tuple[str, str]] = []
         else:
             task, seen = ticket.task, await go_on(lease, ticket, seed, options)
-            episode = Episode(ticket.copied_turns(), list(ticket.seconds), task_type=ticket.task_type, task=task[:LOGGED_TASK_CHARS])
+            episode = Episode(
+                ticket.copied_turns(), list(ticket.seconds), task_type=ticket.task_type, task=task[:LOGGED_TASK_CHARS]
+            )
             history = list(ticket.history)
         while not episode.ended:
             step = len(episode.turns) + 1

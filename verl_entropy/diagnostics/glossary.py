@@ -54,7 +54,11 @@ _OURS = {
         "ours",
     ),
     "rollout/generated_tokens": ("response tokens that were sampled for the batch's episodes", "tokens", "ours"),
-    "rollout/reused_tokens": ("response tokens that a leaf took over from the one it branched from (rollout methods)", "tokens", "ours"),
+    "rollout/reused_tokens": (
+        "response tokens that a leaf took over from the one it branched from (rollout methods)",
+        "tokens",
+        "ours",
+    ),
     "rollout/cached_share": (
         "prompt tokens that the sampler had in its cache; of vLLM, and under a rollout method",
         "share of prompt tokens",
