@@ -43,6 +43,8 @@ class ScriptedServer:
         if callable(self.log_probs):  # entropy of a turn by its prompt
             log_probs = [-self.log_probs(self.tokenizer.decode(self.calls[-1][1]))] * len(ids)
         extra = {"global_steps": number, "min_global_steps": number, "max_global_steps": number}
+        if "top_logprobs" in sampling_params:
+            extra["top_log_probs"] = [[log_probs[0]] * sampling_params["top_logprobs"]] * len(ids)
         return TokenOutput(token_ids=ids, log_probs=log_probs, extra_fields=extra, num_preempted=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 
 import pytest
@@ -198,9 +199,18 @@ def test_a_sampler_without_log_probs_is_refused():
         grow(StepwiseAgentLoop, {"name": "agent_envs:Climb"}, up, 2, False, roots=1)
 
 
+def test_entropy_of_the_most_likely_words_is_asked_for_and_does_not_travel_with_the_rows():
+    leaves, server = grow(StepwiseAgentLoop, {"name": "agent_envs:Climb"}, up, 2, roots=1, measure="top10", vocabulary=100)
+    assert all(call[2]["top_logprobs"] == 10 for call in server.calls)
+    tokens, p = len(server.calls[0][3]), math.exp(-1.0)
+    assert records(leaves[0])[0]["entropy"] == pytest.approx(tokens * 10 * p / math.log(100))
+    assert "top_log_probs" not in leaves[0][0].extra_fields
+
+
 def test_top_log_probs_where_the_server_gives_none():
+    scheme = BRANCHING.apply(Branching(measure="top10"), {})
     with pytest.raises(RuntimeError, match="measure=top10"):
-        grow(StepwiseAgentLoop, {"name": "agent_envs:Climb"}, up, 2, roots=1, measure="top10")
+        scheme.entropy([-1.0], None)
 
 
 def test_a_cancelled_parent_gives_its_promise_back():

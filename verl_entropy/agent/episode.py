@@ -152,6 +152,11 @@ class Branch:
         self._copied, self._attempt = 0, 0
         self._here: Callable[[bytes | None], Ticket] | None = None
 
+    @property
+    def top(self) -> int:
+        """Words whose log-probs the sampler is asked for."""
+        return self._seat.tree.scheme.top
+
     async def start(self, full: bool) -> Ticket | None:
         """Wait for a ticket, or for the word to start as a root; ``full``: the environment may have to be waited for."""
         ticket = await self._seat.start()

@@ -93,7 +93,7 @@ class Response:
         prefix = {"prompt_tokens": prompt_tokens}
         if extra.get("num_cached_tokens") is not None:
             prefix["cached_tokens"] = int(extra["num_cached_tokens"])
-        return Said(self.text, self.cut, prompt_cut, self.log_probs, extra.get("top_log_probs"), prefix)
+        return Said(self.text, self.cut, prompt_cut, self.log_probs, extra.pop("top_log_probs", None), prefix)
 
 
 async def _end_the_run(error: PoolBroken) -> None:
@@ -137,6 +137,8 @@ class TextEnvAgentLoop(AgentLoopBase):
         options = _options(kwargs.get("extra_info") or {})
         try:
             with self._branch(kwargs, seed, request_id) as branch:
+                if branch is not None and branch.top:
+                    sampling_params = {**sampling_params, "top_logprobs": branch.top}
                 episode, policy = await runner.run(
                     lambda: self.make_policy(sampling_params, request_id),
                     seed=seed,

@@ -41,6 +41,8 @@ class Scheme:
     """``Moment.streak`` counts rounds of the prompt; False: decisions of the chain."""
     refill_one: bool
     """When no chain is left, one waiting session starts as a root; False: all of them."""
+    top: int
+    """Words whose log-probs the sampler is asked for at each token; 0: none."""
     first: float | None
     """Entropy of the first turn for every chain; None: each chain's own."""
     seed: int

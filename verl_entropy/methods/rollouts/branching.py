@@ -163,7 +163,8 @@ def _scheme(s: Branching, told: Mapping[str, Any]) -> Scheme:
         return released_score(at.draw, at.entropy, at.first, at.streak, gamma=s.gamma, penalty=penalty) >= s.tau
 
     first = None if paper else told.get("first")
-    return Scheme(roots, entropy, branches, s.beam, not paper, not paper, not paper, first, s.seed)
+    top = 10 if s.measure == "top10" else 0
+    return Scheme(roots, entropy, branches, s.beam, not paper, not paper, not paper, top, first, s.seed)
 
 
 # ----------------------------------------------------------------------------- advantage side
