@@ -34,6 +34,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer": None,
         "PPOTrainer.__init__": ("self", "config"),
         "PPOTrainer._build_replay_buffer": ("self",),
+        "PPOTrainer._submit_batch_to_rollout": ("self", "batch"),
         "PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
         "PPOTrainer._update_actor": ("self", "batch", "metrics"),
         "PPOTrainer._save_checkpoint": ("self",),
