@@ -106,6 +106,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.utils.tensordict_utils": {
         "index_select_tensor_dict": ("batch", "indices"),
         "assign_non_tensor": ("tensor_dict",),
+        "assign_non_tensor_stack": ("tensor_dict", "key", "val"),
         "get_non_tensor_data": ("data", "key", "default"),
     },
     "verl.utils.seqlen_balancing": {"get_seqlen_balanced_partitions": ("seqlen_list",)},

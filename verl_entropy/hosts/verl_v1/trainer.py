@@ -317,7 +317,7 @@ def _tell(run: state.Run, trainer: Any, batch: Any) -> None:
     if chosen is not None:
         own = run.methods.get(chosen.name)
         word = {"n": int(trainer.config.actor_rollout_ref.rollout.n), "state": {} if own is None else own.state_dict()}
-        tu.assign_non_tensor(batch, **{ROLLOUT: json.dumps(word)})
+        tu.assign_non_tensor_stack(batch, ROLLOUT, [json.dumps(word)] * len(batch))  # a column of its own outlives a restart
 
 
 def wrap(module: ModuleType) -> None:
