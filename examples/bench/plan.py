@@ -42,7 +42,7 @@ METHODS = {
     "clip_b": Method("Clip_B", ("clip_b",)),
     "clip_v": Method("Clip_V", ("clip_v",)),
     "siren": Method("SIREN", ("siren",)),
-    "aepo": Method("AEPO", ("aepo",)),
+    "aepo": Method("AEPO", ("aepo_update",)),
     "ea": Method("EA", ("ea",)),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
 }

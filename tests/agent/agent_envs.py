@@ -100,3 +100,29 @@ class Simulator(Climb):
     def close(self):
         self.helper.kill()
         self.helper.wait()
+
+
+class Cloned(Climb):
+    """Climb whose steps count: a clone goes on with the count, and an environment that was played again would not."""
+
+    SNAPSHOT = "clone"
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        type(self).resets += 1
+        return super().reset(seed=seed, options=options)
+
+
+class Forgetful(Climb):
+    """Shows another observation each time an episode is played: its turns cannot be played again."""
+
+    count = 0
+
+    def step(self, action):
+        type(self).count += 1
+        observation, *rest = super().step(action)
+        return f"{observation} . {type(self).count}", *rest
+
+
+class Neither(Climb):
+    SNAPSHOT = "none"

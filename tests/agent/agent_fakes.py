@@ -40,7 +40,11 @@ class ScriptedServer:
         self.calls.append((request_id, list(prompt_ids), dict(sampling_params), ids))
         prompt_ids.clear()  # a server may do what it likes with its argument
         log_probs = [-(number + 1) - i / 1000 for i in range(len(ids))] if self.log_probs else None
+        if callable(self.log_probs):  # entropy of a turn by its prompt
+            log_probs = [-self.log_probs(self.tokenizer.decode(self.calls[-1][1]))] * len(ids)
         extra = {"global_steps": number, "min_global_steps": number, "max_global_steps": number}
+        if "top_logprobs" in sampling_params:
+            extra["top_log_probs"] = [[log_probs[0]] * sampling_params["top_logprobs"]] * len(ids)
         return TokenOutput(token_ids=ids, log_probs=log_probs, extra_fields=extra, num_preempted=0)
 
 

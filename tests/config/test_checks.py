@@ -107,6 +107,52 @@ def test_settings_that_cannot_work_together_are_refused_at_start(entropy, actor,
         checks.check(plan.read(raw), raw)
 
 
+BRANCHING_SAMPLER = {"n": 8, "name": "vllm", "calculate_log_probs": True, "agent": {"default_agent_loop": "span_env"}}
+
+
+def _branching(settings=None, **changes):
+    raw = copy.deepcopy(BASE)
+    raw["algorithm"] = {"adv_estimator": "ppo", "entropy": {"rollout": "branching", "branching": settings or {}}}
+    raw["actor_rollout_ref"]["rollout"] = BRANCHING_SAMPLER | changes
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "says"),
+    [
+        ({}, {"n": 1}, "rollout.n=1: branching compares rollouts of one prompt"),
+        ({}, {"calculate_log_probs": False}, "branching needs. Set actor_rollout_ref.rollout.calculate_log_probs=True"),
+        ({"measure": "top10"}, {}, "rollout.name=vllm: .* Set algorithm.entropy.branching.measure=sampled"),
+        (
+            {},
+            {"agent": {"default_agent_loop": "tool_agent"}},
+            "default_agent_loop=tool_agent: .* Set default_agent_loop=stepwise_env",
+        ),
+        ({"roots": 0}, {}, "branching.roots=0: must be >= 1"),
+    ],
+)
+def test_a_sampler_that_cannot_branch_is_refused(settings, changes, says):
+    checks.check(plan.read(_branching()), _branching())
+    raw = _branching(settings, **changes)
+    with pytest.raises(ConfigError, match=says):
+        checks.check(plan.read(raw), raw)
+
+
+def test_top_log_probs_of_a_sampler_that_gives_them_pass():
+    raw = _branching({"measure": "top10"}, name="hf")
+    checks.check(plan.read(raw), raw)
+
+
+def test_a_rollout_is_chosen_by_its_name_alone():
+    raw = _branching()
+    raw["algorithm"]["entropy"].pop("rollout")
+    raw["algorithm"]["entropy"]["branching"] = {"roots": 3}
+    assert plan.read(raw).rollout is None and plan.read(raw).unused == ("algorithm.entropy.branching",)
+    raw["algorithm"]["entropy"]["rollout"] = "branchings"
+    with pytest.raises(ConfigError, match=r"rollout 'branchings' is unknown. Known: branching"):
+        plan.read(raw)
+
+
 @pytest.mark.parametrize("bonus", [{"coef": 0.0}, {"coef": 1e-3, "adaptive": True}])
 def test_a_coefficient_that_nobody_moves_needs_no_bounds(bonus):
     raw = copy.deepcopy(BASE)

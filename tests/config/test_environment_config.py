@@ -42,3 +42,24 @@ def test_a_broken_line_of_a_task_file_is_named(tmp_path):
     config = OmegaConf.create({"data": {"env": {"name": "household"}, "train_files": str(file), "val_files": []}})
     with pytest.raises(ConfigError, match="line 2 is not JSON"):
         driver.check_environment(config)
+
+
+class Live:
+    """Cannot be set back."""
+
+    SNAPSHOT = "none"
+
+
+def test_an_environment_whose_turns_cannot_be_gone_on_from_is_refused_under_a_rollout_method(monkeypatch):
+    from pathlib import Path
+
+    from verl_entropy.config import plan
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    chosen = plan.read({"algorithm": {"entropy": {"rollout": "branching"}}})
+    driver.check_snapshots(chosen, OmegaConf.create({"data": {"env": {"name": "household"}}}))
+    driver.check_snapshots(plan.read({}), OmegaConf.create({"data": {"env": {"name": "test_environment_config:Live"}}}))
+    with pytest.raises(
+        ConfigError, match=r"data.env.name=test_environment_config:Live: branching goes on from other sessions' turns"
+    ):
+        driver.check_snapshots(chosen, OmegaConf.create({"data": {"env": {"name": "test_environment_config:Live"}}}))

@@ -270,3 +270,13 @@ def test_a_round_of_64_requests_is_fast():
     start = time.process_time()
     complete(model, requests(prompts, max_tokens=8))
     assert time.process_time() - start < 2.0  # CPU time, and slack for a slow or shared core
+
+
+def test_log_probs_of_the_most_likely_words(model):
+    """Those of one full forward pass, for every row that asked; the tokens drawn are the same as without."""
+    found = complete(model, requests(top_logprobs=5))
+    assert [c.token_ids for c in found] == [c.token_ids for c in complete(model, requests())]
+    for prompt, completion in zip(PROMPTS, found, strict=True):
+        wanted = full_logits(model, prompt, completion.token_ids).log_softmax(-1).topk(5).values
+        torch.testing.assert_close(torch.tensor(completion.top_log_probs), wanted, atol=1e-4, rtol=1e-4)
+    assert complete(model, requests())[0].top_log_probs is None

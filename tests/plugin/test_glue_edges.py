@@ -19,6 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from verl_entropy.batch.turns import build_turns
 from verl_entropy.config import plan
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics.settings import read_live
@@ -269,3 +270,37 @@ def test_the_reference_pass_of_lora_does_not_write_the_policys_columns(with_entr
         found = Engine()._chunked_outputs(SimpleNamespace(logits=torch.randn(1, 4, 7)), arguments, data)
     ours = {"verl_entropy_vocab_centre", "verl_entropy_nucleus_entropy"}
     assert ours & set(found) == (ours if with_entropy else set())
+
+
+def rolled_out(*turns):
+    """One prompt, a row of two tokens for each turn, each a session of its own."""
+    mask_RT = torch.ones(len(turns), 2, dtype=torch.bool)
+    sessions = [f"u_{i}" for i in range(len(turns))]
+    built = build_turns(mask_RT, ["u"] * len(turns), sessions, [0] * len(turns), [False] * len(turns), torch.zeros(len(turns)))
+    return built, [{"turns": [turn]} for turn in turns]
+
+
+def test_tokens_are_counted_as_generated_or_taken_over_and_a_rollout_that_did_nothing_is_an_error():
+    chosen = plan.read({"algorithm": {"entropy": {"rollout": "branching"}}})
+    plain, own = {"reward": 0.0}, {"origin": "0.0", "copied": False, "prompt_tokens": 10}
+    found = trainer._rollout_metrics(plan.read({}), *rolled_out(plain, plain))
+    assert found == {"verl_entropy/rollout/generated_tokens": 4.0, "verl_entropy/rollout/reused_tokens": 0.0}
+    turns = (own, own | {"cached_tokens": 8}, own | {"copied": True, "cached_tokens": 9})
+    found = trainer._rollout_metrics(chosen, *rolled_out(*turns))
+    assert found["verl_entropy/rollout/generated_tokens"] == 4.0 and found["verl_entropy/rollout/reused_tokens"] == 2.0
+    assert found["verl_entropy/rollout/cached_share"] == 0.8
+    with pytest.raises(RuntimeError, match="no turn of this batch was sampled under branching"):
+        trainer._rollout_metrics(chosen, *rolled_out(plain, plain))
+
+
+def test_every_training_prompt_carries_what_the_rollout_method_remembers():
+    run = state.Run(plan.read({"algorithm": {"entropy": {"rollout": "branching"}}}))
+    run.methods["branching"].load_state_dict({"root": 1.5, "tool": None, "first": 0.1})
+    owner = SimpleNamespace(config=OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 6}}}))
+    batch = TensorDict({"index": torch.arange(3)}, batch_size=[3])
+    trainer._tell(run, owner, batch)
+    words = [part.data for part in batch[:2].get("verl_entropy_rollout")]  # a part of the batch, as a worker gets it
+    assert [json.loads(word) for word in words] == [{"n": 6, "state": {"root": 1.5, "tool": None, "first": 0.1}}] * 2
+    plain = TensorDict({"index": torch.arange(3)}, batch_size=[3])
+    trainer._tell(state.Run(plan.read({})), owner, plain)
+    assert list(plain.keys()) == ["index"]

@@ -177,7 +177,7 @@ def test_no_file_is_an_orphan():
 
 
 SOURCELESS = {"name", "path", "experiment_name", "train_files", "val_files", "max_ckpt_to_keep", "project_name", "problems"}
-SOURCES = "SEAL EPO AEM REPO verl DeepSWE GSPO DAPO (n/s) ours".split()
+SOURCES = "AEPO SEAL EPO AEM REPO verl DeepSWE GSPO DAPO (n/s) ours".split()
 FACTS = ("free text", "one turn")
 """What follows from the environment itself needs no source."""
 FILES = [p for p in sorted(RECIPES.glob("*/*/*.yaml")) if p.parts[-3] not in OTHERS and p.parent.name != "model"]

@@ -65,7 +65,7 @@ def test_turns_of_a_shuffled_batch_with_copies_are_those_of_the_rollout():
         ["aem"],
         ["ea", "repo_r"],
         ["repo_d"],
-        ["aepo"],
+        ["aepo_update"],
         ["clip_b"],
         ["clip_v"],
         ["entrocraft"],

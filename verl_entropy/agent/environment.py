@@ -28,11 +28,14 @@ Keys of ``info`` that are read (every one is optional):
 
 Truth values are bool, 0 or 1, or an array of one of these; anything else ends the episode as a broken interface.
 
-The class may say how it wants to be run (``data.env.num_envs`` and ``isolation`` overrule it):
+The class may say how it wants to be run (``data.env.num_envs`` and ``isolation`` overrule the first two):
 
     POOL_SIZE           environments that one agent-loop worker opens at once (default 64)
     ISOLATION           thread (default), or process: for packages that are not thread-safe or keep the CPU busy
     kill()              called from another thread: ends a call that hangs, for good
+    SNAPSHOT            how a session goes on from another's turn (branching rollouts): clone, the object can be pickled in the
+                        middle of an episode and holds nothing outside of itself; replay (default), the actions are played again
+                        from reset and must give the same observations; none, neither is possible
 
 Rules: the same ``seed`` (and ``options``) must give the same episode, because the rollouts of a group share
 them. One object plays many episodes, each from ``reset``. Calls block and are made from one thread per
@@ -46,7 +49,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from verl_entropy import envs
 from verl_entropy.batch.foreign import ProtocolError, read_bool, read_number, read_texts
+from verl_entropy.config.settings import ConfigError
 
 
 @runtime_checkable
@@ -82,6 +87,23 @@ def how_to_run(environment: Any, num_envs: int | None, isolation: str) -> tuple[
     """(environments at once, thread or process): the user's choice, else the class's, else the default."""
     wanted = getattr(environment, "ISOLATION", "thread") if isolation == "auto" else isolation
     return num_envs or getattr(environment, "POOL_SIZE", POOL_SIZE), wanted
+
+
+SNAPSHOTS = ("clone", "replay", "none")
+
+
+def snapshot_of(name: str, user: str, key: str) -> str:
+    """How the environment's turns can be gone on from: clone or replay; ConfigError, which names the method ``user``, where neither."""
+    wanted = getattr(envs.resolve(name), "SNAPSHOT", "replay")
+    if wanted not in SNAPSHOTS[:2]:
+        allowed = (
+            f"SNAPSHOT={wanted!r}, allowed is one of {', '.join(SNAPSHOTS)}" if wanted not in SNAPSHOTS else "it can do neither"
+        )
+        raise ConfigError(
+            f"{key}={name}: {user} goes on from other sessions' turns, for which an environment is cloned or its actions are played "
+            f"again, and {allowed}. Set SNAPSHOT of its class to clone or replay if that is possible, or leave {user} out."
+        )
+    return wanted
 
 
 @dataclass(frozen=True)

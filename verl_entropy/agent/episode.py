@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_entropy.agent.branching import Seat, Ticket, forked
 from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal
 from verl_entropy.agent.parsing import ParsedAction, executed_action, parse_response
 from verl_entropy.agent.pool import EnvironmentFailure, EnvLease, EnvPool
@@ -46,6 +47,12 @@ class Said:
     """It was ended by the token limit or the server: it is not executed."""
     prompt_cut: bool = False
     """Its prompt lost words of the observation."""
+    log_probs: list[float] | None = None
+    """Of its tokens, where the server gives them; a rollout method reads them."""
+    top_log_probs: list[list[float]] | None = None
+    """Of the most likely words at each token."""
+    prefix: dict[str, int] = field(default_factory=dict)
+    """Tokens of its prompt, and those that the server had in its cache where it says so."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +69,13 @@ class TurnRecord:
     cut: bool = False
     prompt_cut: bool = False
     observation: str = ""
+    branch: Mapping[str, Any] | None = None
+    """Under a rollout method: entropy, who sampled it (origin), whether this leaf copied it, and the server's cache."""
 
     def as_dict(self) -> dict[str, Any]:
-        """A plain dict of plain values."""
-        return asdict(self)
+        """A plain dict of plain values; those of ``branch`` beside the others."""
+        values = asdict(self)
+        return values | (values.pop("branch") or {})
 
 
 @dataclass
@@ -132,6 +142,98 @@ class Policy(Protocol):
 P = TypeVar("P", bound=Policy)
 
 
+class Branch:
+    """A session under a rollout method, from the side of its episode: where it may branch, and what its turns' records say."""
+
+    def __init__(self, seat: Seat, snapshot: str, own: Callable[[Any], Any] = lambda policy: policy):
+        """``snapshot``: clone or replay; ``own``: makes a policy that was another session's this one's."""
+        self._seat, self._clones, self._own = seat, snapshot == "clone", own
+        self._lease: EnvLease | None = None
+        self._copied, self._attempt = 0, 0
+        self._here: Callable[[bytes | None], Ticket] | None = None
+
+    @property
+    def top(self) -> int:
+        """Words whose log-probs the sampler is asked for."""
+        return self._seat.tree.scheme.top
+
+    async def start(self, full: bool) -> Ticket | None:
+        """Wait for a ticket, or for the word to start as a root; ``full``: the environment may have to be waited for."""
+        ticket = await self._seat.start()
+        if full:
+            self._seat.tree.absent(self._seat.session)
+        return ticket
+
+    def begin(self, lease: EnvLease, ticket: Ticket | None, attempt: int) -> None:
+        """An attempt, now with a place for an environment."""
+        self._seat.tree.present(self._seat.session)
+        self._lease, self._attempt, self._copied = lease, attempt, len(ticket.turns) if ticket else 0
+        self._seat.streak = ticket.streak if ticket else 0
+
+    def policy(self, ticket: Ticket) -> Any:
+        """The policy to go on with."""
+        return self._own(forked(ticket.policy))
+
+    async def before(self, policy: Any, episode: Episode, history: list, seen: StepResult, task: str) -> None:
+        """Before a turn: keep what a ticket from here needs, and branch if the rule asks for the turn before."""
+        records, seconds, past, kept = tuple(episode.turns), tuple(episode.seconds), tuple(history), forked(policy)
+        self._turns = records
+
+        def here(snapshot: bytes | None) -> Ticket:
+            kind = episode.task_type
+            return Ticket(records, seconds, past, seen, kept, snapshot, self._seat.streak, task, kind)
+
+        self._here = here
+        if self._seat.tree.scheme.late and len(records) > self._copied:
+            await self._offer(records[-1].branch["entropy"])
+
+    async def after(self, said: Said) -> dict[str, Any]:
+        """After an answer, before it is executed: branch from the state that it answered; what the turn's record says."""
+        if said.log_probs is None:
+            raise RuntimeError(
+                "the rollout server gave no log-probs of its tokens, from which a rollout method reads entropy. "
+                "Set actor_rollout_ref.rollout.calculate_log_probs=True."
+            )
+        scheme = self._seat.tree.scheme
+        entropy = scheme.entropy(said.log_probs, said.top_log_probs)
+        if not scheme.late and len(self._turns) > self._copied:
+            await self._offer(entropy)
+        return {"entropy": entropy, "origin": f"{self._seat.session}.{self._attempt}", "copied": False, **said.prefix}
+
+    async def _offer(self, entropy: float) -> None:
+        first = self._turns[0].branch["entropy"]
+        if not await self._seat.decide(entropy, first, f"{self._attempt}/{len(self._turns)}"):
+            return
+        snapshot = None
+        try:
+            snapshot = await self._lease.snapshot() if self._clones else None
+        finally:  # an environment that dies here is played again from its actions
+            self._seat.give(self._here(snapshot))
+
+
+async def go_on(lease: EnvLease, ticket: Ticket, seed: int, options: dict[str, Any]) -> StepResult:
+    """Bring the environment where the ticket's was; EnvironmentFailure where it shows other observations on the way."""
+    if ticket.snapshot is not None:
+        await lease.restore(ticket.snapshot)
+        return ticket.seen
+    seen = await lease.reset(seed, options or None)
+    for place, (observation, action) in enumerate(ticket.history, 1):
+        _same(lease, seen, observation, place)
+        seen = await lease.step(action)
+    _same(lease, seen, ticket.seen.observation, len(ticket.history) + 1)
+    return seen
+
+
+def _same(lease: EnvLease, seen: StepResult, observation: str, place: int) -> None:
+    if seen.observation != observation:
+        raise lease.broke_interface(
+            ProtocolError(
+                f"played again, turn {place} shows {seen.observation[:200]!r}, and {observation[:200]!r} the first time. The same seed "
+                "must give the same episode; if it cannot, set SNAPSHOT of the environment's class to none."
+            )
+        )
+
+
 class EpisodeRunner(Generic[P]):
     """Plays episodes; starts one afresh when its environment fails."""
 
@@ -146,39 +248,67 @@ class EpisodeRunner(Generic[P]):
         seed: int,
         options: Mapping[str, Any] | None = None,
         task: str = "",
+        branch: Branch | None = None,
     ) -> tuple[Episode, P]:
-        """Play the episode of ``seed`` and ``options``; SessionFailed once every attempt has failed."""
+        """Play the episode of ``seed`` and ``options``; SessionFailed once every attempt has failed.
+
+        With ``branch`` it may go on from another session's turn; a ticket with which that fails costs none of the attempts.
+        """
         errors: list[str] = []
+        ticket = None if branch is None else await branch.start(self._pool.full)
         async with self._pool.lease() as lease:
-            for attempt in range(self._settings.episode_retries + 1):
-                policy = make_policy()
+            for attempt in range(self._settings.episode_retries + 1 + (ticket is not None)):
+                if branch is not None:
+                    branch.begin(lease, ticket, attempt)
+                policy = make_policy() if ticket is None else branch.policy(ticket)
                 try:
-                    episode = await self._play(lease, policy, seed, dict(options or {}), task)
+                    episode = await self._play(lease, policy, seed, dict(options or {}), task, branch, ticket)
                 except EnvironmentFailure as error:
                     errors.append(f"{error}"[:2000])
                     logger.warning("environment failed, attempt %d of seed %d: %s", attempt + 1, seed, error)
+                    ticket = None
                     continue
                 episode.env_error = "; ".join(errors)
                 lease.finish()
                 return episode, policy
         raise SessionFailed("; ".join(errors))
 
-    async def _play(self, lease: EnvLease, policy: P, seed: int, options: dict[str, Any], task: str) -> Episode:
-        seen = await lease.reset(seed, options or None)
-        task = str(seen.info.get("task") or task)
-        episode, history = Episode(task_type=str(seen.info.get("task_type") or ""), task=task[:LOGGED_TASK_CHARS]), []
+    async def _play(
+        self,
+        lease: EnvLease,
+        policy: P,
+        seed: int,
+        options: dict[str, Any],
+        task: str,
+        branch: Branch | None = None,
+        ticket: Ticket | None = None,
+    ) -> Episode:
+        if ticket is None:
+            seen = await lease.reset(seed, options or None)
+            task = str(seen.info.get("task") or task)
+            episode = Episode(task_type=str(seen.info.get("task_type") or ""), task=task[:LOGGED_TASK_CHARS])
+            history: list[tuple[str, str]] = []
+        else:
+            task, seen = ticket.task, await go_on(lease, ticket, seed, options)
+            episode = Episode(
+                ticket.copied_turns(), list(ticket.seconds), task_type=ticket.task_type, task=task[:LOGGED_TASK_CHARS]
+            )
+            history = list(ticket.history)
         while not episode.ended:
             step = len(episode.turns) + 1
+            if branch is not None:
+                await branch.before(policy, episode, history, seen, task)
             said = await policy.act(TurnState(task, seen.observation, seen.admissible, tuple(history), step))
             if said is None:
                 episode.ended = "cut" if episode.turns and episode.turns[-1].cut else "no_room"
                 break
             said = Said(said) if isinstance(said, str) else said
+            marks = None if branch is None else await branch.after(said)
             parsed, action = self._decide(said, seen.admissible)
             started = time.monotonic()
             result = await lease.step(action)
             episode.seconds.append(time.monotonic() - started)
-            episode.turns.append(self._record(said, parsed, action, seen, result, task, step))
+            episode.turns.append(replace(self._record(said, parsed, action, seen, result, task, step), branch=marks))
             history.append((seen.observation, action))
             seen = result
             episode.ended = self._ending(result, step)

@@ -22,6 +22,7 @@ Schema of ``extra_fields`` of every row (besides what the rollout server put the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -29,25 +30,30 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_entropy.agent.branching import ROLLOUT, Tree, seated
 from verl_entropy.agent.cut import tokens_cut
-from verl_entropy.agent.episode import Episode, EpisodeRunner, Policy, SessionFailed, TurnState
+from verl_entropy.agent.environment import snapshot_of
+from verl_entropy.agent.episode import Branch, Episode, EpisodeRunner, Policy, Said, SessionFailed, TurnState
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, pool_of, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
 from verl_entropy.agent.settings import PATH, AgentSettings
 from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
 from verl_entropy.batch.foreign import ProtocolError, read_whole
+from verl_entropy.config import plan
 from verl_entropy.config.settings import ConfigError
+from verl_entropy.methods.scheme import Scheme
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +70,14 @@ def _settings(sections: bytes) -> AgentSettings:
     return AgentSettings.from_mappings(*pickle.loads(sections))
 
 
+@functools.lru_cache(maxsize=8)
+def _scheme(algorithm: str, word: str) -> tuple[int, Scheme]:
+    """The rollouts of a prompt and the rules of the run's rollout method, from its configuration and the trainer's word."""
+    told = json.loads(word)
+    choice = plan.read({"algorithm": yaml.safe_load(algorithm)}).rollout
+    return told["n"], choice.method.apply(choice.settings, told["state"])
+
+
 @dataclass(frozen=True)
 class Response:
     """One sampled response: the tokens exactly as the server returned them, cut to the budget."""
@@ -75,6 +89,14 @@ class Response:
     seconds: float
     cut: bool = False
     """It was ended by the budget or the server, not by the model."""
+
+    def said(self, prompt_cut: bool, prompt_tokens: int) -> Said:
+        """What an episode reads of it."""
+        extra = self.output.extra_fields
+        prefix = {"prompt_tokens": prompt_tokens}
+        if extra.get("num_cached_tokens") is not None:
+            prefix["cached_tokens"] = int(extra["num_cached_tokens"])
+        return Said(self.text, self.cut, prompt_cut, self.log_probs, extra.pop("top_log_probs", None), prefix)
 
 
 async def _end_the_run(error: PoolBroken) -> None:
@@ -117,12 +139,16 @@ class TextEnvAgentLoop(AgentLoopBase):
         runner = EpisodeRunner(self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns)
         options = _options(kwargs.get("extra_info") or {})
         try:
-            episode, policy = await runner.run(
-                lambda: self.make_policy(sampling_params, request_id),
-                seed=seed,
-                options=options,
-                task=_last_user_text(kwargs.get("raw_prompt")),
-            )
+            with self._branch(kwargs, seed, request_id) as branch:
+                if branch is not None and branch.top:
+                    sampling_params = {**sampling_params, "top_logprobs": branch.top}
+                episode, policy = await runner.run(
+                    lambda: self.make_policy(sampling_params, request_id),
+                    seed=seed,
+                    options=options,
+                    task=_last_user_text(kwargs.get("raw_prompt")),
+                    branch=branch,
+                )
         except PoolBroken as error:
             await _end_the_run(error)
             raise
@@ -209,6 +235,24 @@ class TextEnvAgentLoop(AgentLoopBase):
         }
 
     # -- private
+
+    @contextlib.contextmanager
+    def _branch(self, row: Mapping[str, Any], seed: int, request_id: str) -> Iterator[Branch | None]:
+        """This session under the run's rollout method; None without one, and in validation, for which the trainer sends no word."""
+        if row.get(ROLLOUT) is None:
+            yield None
+            return
+        n, scheme = _scheme(OmegaConf.to_yaml(self.config.algorithm, resolve=True), row[ROLLOUT])
+        snapshot = snapshot_of(self.settings.name, "the rollout method", f"{PATH}.name")
+
+        def own(policy: Any) -> Any:
+            # the parent's id keeps the server, and with it the cache of the prefix; with full_determinism an id is one session's alone
+            policy._request_id = request_id if self.rollout_config.full_determinism else policy._request_id
+            return policy
+
+        place = f"{seed}/{row.get('global_steps')}"
+        with seated(row["uid"], int(row.get("session_id", 0)), place, lambda: Tree(scheme, n)) as seat:
+            yield Branch(seat, snapshot, own)
 
     def _pool(self) -> EnvPool:
         s = self.settings

@@ -46,10 +46,10 @@ class SpanPolicy:
             )
         elif not await self._append_observation(state):
             return None
-        budget = self._loop.response_length - len(self.mask)
+        budget, length = self._loop.response_length - len(self.mask), len(self.stream)
         response = await self._loop.sample(self.stream, self._sampling_params, budget, self._request_id)
         await self._append_response(response)
-        return Said(response.text, response.cut, dropped > 0)
+        return response.said(dropped > 0, length)
 
     async def _append_observation(self, state: TurnState) -> bool:
         """Add the observation as a user message; False, with nothing changed, if no response fits then."""

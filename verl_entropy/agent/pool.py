@@ -17,6 +17,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -74,6 +75,18 @@ class _ThreadHost:
     def step(self, action: str) -> Any:
         return self._environment.step(action)
 
+    def snapshot(self) -> bytes:
+        """The environment as it is now, of a class with SNAPSHOT = clone."""
+        return pickle.dumps(self._environment)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from such a snapshot; what a clone's class promises is that the object before it holds nothing to close."""
+        self._environment = pickle.loads(snapshot)
+
+    @property
+    def built(self) -> bool:
+        return self._environment is not None
+
     def close(self) -> None:
         if self._environment is not None:
             self._environment.close()
@@ -111,6 +124,12 @@ class _ProcessHost:
 
     def step(self, action: str) -> Any:
         return self._ask("step", {"action": action})
+
+    def snapshot(self) -> bytes:
+        return self._ask("snapshot", {})
+
+    def restore(self, snapshot: bytes) -> None:
+        self._ask("restore", {"snapshot": snapshot})
 
     def close(self) -> None:
         if self._process is None:
@@ -166,27 +185,22 @@ def _serve_process(connection: multiprocessing.connection.Connection, factory: F
     os.setpgid(0, 0)  # whatever the environment starts can be ended with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    environment: TextEnvironment | None = None
-
-    def build() -> None:
-        nonlocal environment
-        environment = factory()
-
-    calls: dict[str, Callable[..., Any]] = {"build": build}
+    host = _ThreadHost(factory)
+    names = ("build", "reset", "step", "snapshot", "restore")
+    calls: dict[str, Callable[..., Any]] = {name: getattr(host, name) for name in names}
     name, arguments = "build", {}
     while name != "close":
         try:
             connection.send(("ok", calls[name](**arguments)))
         except Exception:
             connection.send(("error", traceback.format_exc(limit=-8)))
-        if environment is None:
+        if not host.built:
             return
-        calls = {"reset": environment.reset, "step": environment.step}
         try:
             name, arguments = connection.recv()
         except EOFError:
             break
-    environment.close()
+    host.close()
 
 
 def _exit_with_parent() -> None:
@@ -286,6 +300,11 @@ class EnvPool:
         return len(self._open)
 
     @property
+    def full(self) -> bool:
+        """Whether the next lease has to wait."""
+        return self._semaphore.locked()
+
+    @property
     def hung_threads(self) -> int:
         """Threads left behind that still hang."""
         self._hung = [slot for slot in self._hung if slot.alive]
@@ -337,6 +356,12 @@ class EnvPool:
     async def step(self, slot: _Slot, action: str) -> StepResult:
         answer = await self.call(slot, lambda: slot.host.step(action), self._step_timeout_s, "step()")
         return self._read(slot, read_step, answer)
+
+    async def snapshot(self, slot: _Slot) -> bytes:
+        return await self.call(slot, slot.host.snapshot, self._step_timeout_s, "snapshot()")
+
+    async def restore(self, slot: _Slot, snapshot: bytes) -> None:
+        await self.call(slot, lambda: slot.host.restore(snapshot), self._reset_timeout_s, "restore()")
 
     async def call(self, slot: _Slot, function: Callable[[], Any], timeout_s: float, what: str) -> Any:
         """Run ``function`` on the slot's thread; a failure gives the slot up: EnvironmentFailure."""
@@ -439,6 +464,23 @@ class EnvLease:
         result = await self._pool.step(slot, action)
         self._slot = slot
         return result
+
+    async def snapshot(self) -> bytes:
+        """The environment as it is; it goes on as if nothing had been asked."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            raise RuntimeError("snapshot() without an open episode: call reset() first")
+        found = await self._pool.snapshot(slot)
+        self._slot = slot
+        return found
+
+    async def restore(self, snapshot: bytes) -> None:
+        """Put the environment where another one was at its ``snapshot``."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            slot = await self._pool.build()
+        await self._pool.restore(slot, snapshot)
+        self._slot, self._finished = slot, False
 
     def broke_interface(self, error: ValueError) -> EnvironmentFailure:
         """Give up the environment because of something it said; the failure to raise."""

@@ -23,7 +23,7 @@ class StepwisePolicy:
         budget = self._loop.response_length
         response = await self._loop.sample(prompt.token_ids, self._sampling_params, budget, self._request_id)
         self.rows.append((prompt.token_ids, response))
-        return Said(response.text, response.cut, prompt.dropped_words > 0)
+        return response.said(prompt.dropped_words > 0, len(prompt.token_ids))
 
 
 @register("stepwise_env")

@@ -29,6 +29,7 @@ COMBINES = {
     "clip": "any clipped policy loss, verl's included; any estimator, transforms, regularizer and head",
     "regularizer": "any estimator, transforms, policy loss and head; one regularizer per run, and actor.entropy_coeff must be 0",
     "head": "any estimator, transforms, policy loss and regularizer; not with LoRA, Ulysses sequence parallelism or fused kernels",
+    "rollout": "any estimator, transforms, policy loss, regularizer and head; the agent loops stepwise_env and span_env; one per run",
 }
 
 

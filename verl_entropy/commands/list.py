@@ -18,6 +18,7 @@ TITLES = {
     "clip": "clip controllers",
     "regularizer": "regularizers",
     "head": "heads",
+    "rollout": "rollouts: how the leaves of a prompt are sampled",
 }
 
 

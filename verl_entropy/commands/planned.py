@@ -39,6 +39,7 @@ def render_plan(d: dict[str, Any]) -> str:
         _line("clip", clip + (f"; the upper bound moves by {mover['name']}{_settings(mover)}" if mover else "")),
         _line("regularizer", _named(d["regularizer"])),
         _line("head", _head(d["head"])),
+        *([_line("rollout", _named(d["rollout"]))] if d["rollout"] else []),
         _line("entropy_coeff", f"{coeff['value']:g} per nat, from {coeff['owner']}: {coeff['note']}"),
         _line("entropy", f"in {entropy['unit']}, of {entropy['of']}, temperature {entropy['temperature']}"),
         _line("computed by", memory.PATHS[entropy["path"]][0] + _where(entropy)),

@@ -12,7 +12,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
-from verl_entropy.methods.method import Transform
+from verl_entropy.methods.method import Rollout, Transform
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
@@ -42,7 +42,7 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
     drops = plan.entropy.equal_returns == "drop" or any(
-        isinstance(c.method, Transform) and c.method.drops for c in plan.transforms
+        isinstance(c.method, Transform | Rollout) and c.method.drops for c in plan.choices
     )  # the engine gives the actor a mask of its own
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
@@ -153,6 +153,37 @@ def check_group_size(plan: Plan, raw: Mapping[str, Any], key: str, bases: Sequen
         )
 
 
+TOP_LOG_PROBS = ("hf",)
+"""Samplers that give log-probs of other words than the sampled one; verl's vLLM and SGLang servers ask for that one alone."""
+OWN_LOOPS = ("stepwise_env", "span_env")
+VERL_LOOPS = ("single_turn_agent", "tool_agent")
+
+
+def _check_rollout(plan: Plan, raw: Mapping[str, Any]) -> None:
+    """A sampler and an agent loop that give what the chosen methods need of them."""
+    rollout = lookup(raw, "actor_rollout_ref.rollout", {})
+    users = {need: ", ".join(c.name for c in plan.choices if need in c.needs) for need in plan.needs}
+    if "sampled" in users and not rollout.get("calculate_log_probs", False):
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.calculate_log_probs={rollout.get('calculate_log_probs', False)}: the sampler then gives no "
+            f"log-probs of its tokens, which {users['sampled']} needs. Set actor_rollout_ref.rollout.calculate_log_probs=True."
+        )
+    if "top_log_probs" in users and rollout.get("name") not in TOP_LOG_PROBS:
+        setting = next(
+            f"{c.method.path}.{name}" for c in plan.choices for name in c.method.needs_with if "top_log_probs" in c.needs
+        )
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name={rollout.get('name')}: verl's server gives the log-prob of the sampled token alone, and "
+            f"{users['top_log_probs']} asks for those of the most likely words. Set {setting}=sampled, or rollout.name=hf (a CPU)."
+        )
+    loop = lookup(rollout, "agent.default_agent_loop")
+    if "snapshot" in users and loop in VERL_LOOPS:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={loop}: verl's own loop cannot go on from another session's turn, so "
+            f"{users['snapshot']} would do nothing. Set default_agent_loop={' or '.join(OWN_LOOPS)}."
+        )
+
+
 def _check_loss(plan: Plan, raw: Mapping[str, Any]) -> None:
     coeff = float(lookup(raw, "actor_rollout_ref.actor.entropy_coeff", 0.0))
     if plan.regularizer is not None and coeff != 0.0:
@@ -239,6 +270,7 @@ def check(plan: Plan, raw: Mapping[str, Any]) -> None:
     _check_bounds(plan)
     _check_trainer(plan, raw)
     _check_advantages(plan, raw)
+    _check_rollout(plan, raw)
     _check_loss(plan, raw)
     _check_head(plan, raw)
     _check_diagnostics(plan, raw)

@@ -29,6 +29,12 @@ class Choice:
     def name(self) -> str:
         return self.method.name
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the method needs with these settings."""
+        further = (values.get(str(getattr(self.settings, name))) for name, values in self.method.needs_with.items())
+        return self.method.needs | {need for need in further if need is not None}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -44,6 +50,7 @@ class Plan:
     clip: Choice | None
     regularizer: Choice | None
     head: Choice | None
+    rollout: Choice | None = None
     unused: tuple[str, ...] = ()
     """Sections that are set although their method is not chosen."""
     diagnostics: Live = Live()
@@ -52,12 +59,17 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        single = (self.estimator, self.loss, self.clip, self.regularizer, self.head)
+        single = (self.estimator, self.loss, self.clip, self.regularizer, self.head, self.rollout)
         return tuple(c for c in single if c is not None) + self.transforms
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset().union(*(c.method.needs for c in self.choices)) if self.choices else frozenset()
+        return frozenset().union(*(c.needs for c in self.choices))
+
+    @property
+    def presets(self) -> list[str]:
+        """Names of the chosen presets."""
+        return [name for name, chosen in self.entropy.presets.items() if chosen]
 
     @property
     def success_threshold(self) -> float:
@@ -88,6 +100,8 @@ class Plan:
         lines.append(f"clip controller: {self.clip.name if self.clip else 'none'}")
         lines.append(f"regularizer: {self.regularizer.name if self.regularizer else 'none'}")
         lines.append(f"head: {_head(self.head)}")
+        if self.rollout is not None:
+            lines.append(f"rollout: {self.rollout.name}")
         lines.append(f"diagnostics: {_diagnostics(self.diagnostics)}")
         lines += [f"{c.method.path}: {c.settings}" for c in self.choices]
         lines += [f"note: {path} is set, but that method is not chosen" for path in self.unused]
@@ -202,11 +216,12 @@ def read(raw: Mapping[str, Any]) -> Plan:
     clip_choice = None if clip is None else _choose("clip", str(clip), loss_section)
     regularizer = loss_section.get("regularizer")
     regularizer_choice = None if regularizer is None else _choose("regularizer", str(regularizer), loss_section)
-    advantage_side = {c.name for c in (estimator, *transforms) if c is not None}
+    rollout = None if entropy.rollout is None else _choose("rollout", entropy.rollout, ours)
+    advantage_side = {c.name for c in (estimator, rollout, *transforms) if c is not None}
     loss_side = {c.name for c in (loss, clip_choice, regularizer_choice) if c is not None}
-    known = {m.name for kind in ("estimator", "transform") for m in registry.methods(kind)} | advantage_side
+    known = {m.name for kind in ("estimator", "transform", "rollout") for m in registry.methods(kind)} | advantage_side
     _check_sections(ours, shared_keys | known | {"diagnostics"}, config.ALGORITHM_PATH)
-    unused = _unused(ours, ("estimator", "transform"), advantage_side)
+    unused = _unused(ours, ("estimator", "transform", "rollout"), advantage_side)
     unused += _unused(loss_section, ("loss", "clip", "regularizer"), loss_side)
     return Plan(
         entropy=entropy,
@@ -218,6 +233,7 @@ def read(raw: Mapping[str, Any]) -> Plan:
         clip=clip_choice,
         regularizer=regularizer_choice,
         head=_chosen_head(actor),
+        rollout=rollout,
         unused=tuple(unused),
         diagnostics=read_live(_section(ours.get("diagnostics"), DIAGNOSTICS_PATH)),
         diagnosed=ours.get("diagnostics") is not None,

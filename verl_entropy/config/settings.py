@@ -46,9 +46,14 @@ SEAL_PATH = f"{ACTOR_PATH}.seal"
 class Entropy:
     """Shared settings of the advantage side (``algorithm.entropy``)."""
 
-    presets: dict = setting({}, "names of the chosen presets, set by +entropy=<name>")
+    presets: dict = setting(
+        {}, "names of the chosen presets, set by +entropy=<name>; false: a method that a preset of another name chooses"
+    )
     transforms: list | None = setting(None, "order of the transforms; null: those of the presets in the stated order")
     base: str = setting("grpo", "base estimator when a transform is given as algorithm.adv_estimator")
+    rollout: str | None = setting(
+        None, "how the rollouts of a prompt are sampled: a rollout method's name; null: verl's n samples"
+    )
     log_probs: str = setting(
         "auto",
         "log-probs and entropy of the actor: chunked (one fp32 pass of this package), verl, or auto: "

@@ -89,7 +89,7 @@ def _setting(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
             f"{anchored[0]} compares turns by their observations, and rollout.agent.default_agent_loop=single_turn_agent gives none: unless the "
             "data set names another loop, the first step fails. Set default_agent_loop=stepwise_env (or span_env) and +data.env.name."
         )
-    for name, key, value, now, other in presets.replaced(plan.entropy.presets, raw):
+    for name, key, value, now, other in presets.replaced(plan.presets, raw):
         if other is not None and key != "algorithm.adv_estimator":
             yield (
                 f"{key}={now}: preset {name} sets {value} for its paper's method, and {other}, which comes after it, replaces that. Put "

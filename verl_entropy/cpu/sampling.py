@@ -46,6 +46,8 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: bool = False
+    top_logprobs: int = 0
+    """Log-probabilities of as many most likely words at each token; a rollout method asks for them."""
 
     def __post_init__(self) -> None:
         _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "an integer >= 1")
@@ -104,6 +106,7 @@ class Completion:
     token_ids: list[int]
     log_probs: list[float]
     aborted: bool
+    top_log_probs: list[list[float]] | None = None
 
 
 def digest(data: bytes) -> int:
@@ -198,8 +201,8 @@ class _Rows:
             self.uniform_AT = torch.from_numpy(np.stack(blocks))
         return self.uniform_AT[:, column]
 
-    def sample(self, logits_AV: torch.Tensor, step: int, logprobs_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next token of every row and its log-probability under ``logprobs_mode``."""
+    def sample(self, logits_AV: torch.Tensor, step: int, logprobs_mode: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Next token of every row, its log-probability under ``logprobs_mode``, and those of all words."""
         raw_AV = logits_AV
         if self.seen_AV is not None:
             logits_AV = apply_repetition_penalty(logits_AV, self.seen_AV, self.penalty_A)
@@ -209,7 +212,7 @@ class _Rows:
         log_probs_AV = logits_AV.log_softmax(-1)
         token_A = torch.where(self.greedy_A, log_probs_AV.argmax(-1), draw(log_probs_AV, self.uniform(step)))
         scores_AV = raw_AV.log_softmax(-1) if logprobs_mode == "raw_logprobs" else log_probs_AV
-        return token_A, scores_AV.gather(-1, token_A.unsqueeze(-1)).squeeze(-1)
+        return token_A, scores_AV.gather(-1, token_A.unsqueeze(-1)).squeeze(-1), scores_AV
 
     def append(self, token_A: torch.Tensor, step: int) -> None:
         """Mark rows that end with this token and make it the next input of the others."""
@@ -277,15 +280,27 @@ def generate(
     log_prob_NT = torch.zeros(len(requests), steps)
     length_N = torch.zeros(len(requests), dtype=torch.long)
     cut_N = torch.zeros(len(requests), dtype=torch.bool)
+    wanted = min(max(request.params.top_logprobs for request in requests), model.config.get_text_config().vocab_size)
+    top_NTK = torch.zeros(len(requests), steps, wanted) if wanted else None
     for step in range(steps):
         if aborted():
             cut_N[rows.request_A] = ~rows.done_A
             break
-        token_A, log_prob_A = rows.sample(rows.forward(model), step, logprobs_mode)
+        token_A, log_prob_A, scores_AV = rows.sample(rows.forward(model), step, logprobs_mode)
+        if top_NTK is not None:
+            top_NTK[rows.request_A, step] = scores_AV.topk(wanted).values
         token_NT[rows.request_A, step], log_prob_NT[rows.request_A, step] = token_A, log_prob_A
         length_N[rows.request_A] += (~rows.done_A).long()
         rows.append(token_A, step)
         if not rows.compact():
             break
     columns = zip(token_NT.tolist(), log_prob_NT.tolist(), length_N.tolist(), cut_N.tolist(), strict=True)
-    return [Completion(tokens[:length], log_probs[:length], cut) for tokens, log_probs, length, cut in columns]
+    top_N = (
+        [None] * len(requests)
+        if top_NTK is None
+        else [top_NTK[n, :length].tolist() for n, length in enumerate(length_N.tolist())]
+    )
+    return [
+        Completion(tokens[:length], log_probs[:length], cut, top)
+        for (tokens, log_probs, length, cut), top in zip(columns, top_N, strict=True)
+    ]

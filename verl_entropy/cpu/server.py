@@ -134,7 +134,8 @@ class HFServer:
             token_ids=completion.token_ids,
             log_probs=completion.log_probs if logprobs else None,
             stop_reason="aborted" if completion.aborted else "completed",
-            extra_fields={"global_steps": self.runner.global_steps},
+            extra_fields={"global_steps": self.runner.global_steps}
+            | ({} if completion.top_log_probs is None else {"top_log_probs": completion.top_log_probs}),
         )
 
     async def _serve(self) -> None:

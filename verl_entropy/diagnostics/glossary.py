@@ -53,6 +53,17 @@ _OURS = {
         "share",
         "ours",
     ),
+    "rollout/generated_tokens": ("response tokens that were sampled for the batch's episodes", "tokens", "ours"),
+    "rollout/reused_tokens": (
+        "response tokens that a leaf took over from the one it branched from (rollout methods)",
+        "tokens",
+        "ours",
+    ),
+    "rollout/cached_share": (
+        "prompt tokens that the sampler had in its cache; of vLLM, and under a rollout method",
+        "share of prompt tokens",
+        "verl's num_cached_tokens",
+    ),
     "episodes/cut_answers": ("answers that the token limit cut: not executed", "share of turns", "ours"),
     "episodes/cut_prompts": ("prompts that lost words of the observation", "share of turns", "ours"),
     "empty_after_mask": ("1 where the transforms dropped every token; the step then trains nothing", "0 or 1", "ours"),

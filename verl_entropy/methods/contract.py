@@ -21,7 +21,8 @@ from torch import Tensor
 
 from verl_entropy.batch.turns import build_turns
 from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
-from verl_entropy.methods.method import NEEDS, Head, Method
+from verl_entropy.methods.method import NEEDS, Head, Method, Rollout
+from verl_entropy.methods.result import TransformResult
 
 PROMPTS, TRAJECTORIES, TURNS, WIDTH, VOCAB, HIDDEN = 3, 2, 2, 6, 11, 8
 ROWS = PROMPTS * TRAJECTORIES * TURNS
@@ -188,6 +189,15 @@ def run(method: Method, settings: Any, batch: Batch, parts: list[list[int]] | No
         kept_RT = ctx.mask_RT if result.mask_RT is None else result.mask_RT & ctx.mask_RT
         inside_RT = torch.where(ctx.mask_RT, result.advantages_RT, 0.0)
         return Output({"advantages": inside_RT, "kept": kept_RT}, {}, _named(method, result.metrics, ctx))
+    if isinstance(method, Rollout):
+        shared = (
+            method.share(ctx, batch.advantages_RT, settings) if method.share is not None else TransformResult(batch.advantages_RT)
+        )
+        kept_RT = ctx.mask_RT if shared.mask_RT is None else shared.mask_RT & ctx.mask_RT
+        scheme = method.apply(settings, {})
+        roots = {"roots": torch.tensor([float(scheme.roots(n)) for n in range(1, 17)])}
+        inside_RT = torch.where(ctx.mask_RT, shared.advantages_RT, 0.0)
+        return Output({"advantages": inside_RT, "kept": kept_RT}, roots, _named(method, shared.metrics, ctx))
     if method.kind == "clip":
         bound = method.apply(ctx.info[method.name])  # type: ignore[attr-defined]
         return Output({}, {"bound": torch.tensor(float(bound))}, _named(method, {}, ctx))
@@ -320,7 +330,7 @@ def _differ(a: Output, b: Output, order: list[int] | None = None, width: int | N
             return f"{name} differs by up to {float(distance):.3g}"
     for name, x in a.whole.items():
         if not _close(x, b.whole[name]):
-            return f"{name} is {float(x):.6g} and {float(b.whole[name]):.6g}"
+            return f"{name} is {x.tolist()} and {b.whole[name].tolist()}"
     return ""
 
 
@@ -329,7 +339,8 @@ def _description(method: Method, s: Any) -> str:
     if not method.name.isidentifier() or method.name != method.name.lower():
         found.append(f"name {method.name!r}: use lower-case letters, digits and _")
     found += [f"{f} is empty" for f in ("summary", "when", "cost", "source") if not getattr(method, f).strip()]
-    found += [f"needs {need!r}: known are {', '.join(NEEDS)}" for need in sorted(method.needs - set(NEEDS))]
+    needed = method.needs.union(*(values.values() for values in method.needs_with.values()))
+    found += [f"needs {need!r}: known are {', '.join(NEEDS)}" for need in sorted(needed - set(NEEDS))]
     params = getattr(method.settings, "__dataclass_params__", None)
     if params is None or not params.frozen:
         found.append("settings: make it a frozen dataclass")
@@ -349,7 +360,9 @@ def _description(method: Method, s: Any) -> str:
 def _neutral(method: Method, s: Any) -> str:
     batch = draw()
     out = run(method, dataclasses.replace(s, **dict(method.neutral or {})), batch)
-    if method.kind == "transform":
+    if method.kind in ("transform", "rollout"):
+        if "roots" in out.whole and not torch.equal(out.whole["roots"], torch.arange(1.0, 17.0)):
+            return "sessions wait for a branch"
         wanted = torch.where(batch.mask_RT, batch.advantages_RT, 0.0)
         if not torch.equal(out.rows["advantages"], wanted):
             return "advantages are changed"
@@ -361,6 +374,8 @@ def _neutral(method: Method, s: Any) -> str:
 def _effect(method: Method, s: Any) -> str:
     batch = draw()
     out = run(method, s, batch)
+    if method.kind == "rollout":
+        return "" if bool((out.whole["roots"] < torch.arange(1.0, 17.0)).any()) else "no session waits for a branch"
     if method.kind == "transform":
         same = torch.equal(out.rows["advantages"], torch.where(batch.mask_RT, batch.advantages_RT, 0.0))
         return "nothing is changed" if same and bool(out.rows["kept"].eq(batch.mask_RT).all()) else ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method is: its kind, settings, text, needs and the functions that a host calls. Imports no torch, so that text is cheap.
 
-A method is one module-level object of one of the six kinds in one file; ``registry`` finds it. The kinds differ in ``apply``:
+A method is one module-level object of one of the seven kinds in one file; ``registry`` finds it. The kinds differ in ``apply``:
 
     Estimator     apply(ctx, settings) -> (advantages_K (K,), metrics)                  advantage of each turn
     Transform     apply(ctx, advantages, settings) -> TransformResult                   advantages after the base estimator
@@ -9,6 +9,7 @@ A method is one module-level object of one of the six kinds in one file; ``regis
     Clip          apply(said) -> upper clip bound                                       ``said``: what its state said this step
     Regularizer   apply(ctx, settings) -> scalar                                        added to the policy loss
     Head          apply(ctx, settings, logits_N, token_N, row_N) -> scalar              loss of an auxiliary head
+    Rollout       apply(settings, told) -> Scheme                                       how the leaves of a prompt are sampled
 
 ``ctx`` is an AdvantageContext (estimator, transform) or a LossContext (loss, regularizer, head) of ``context.py``.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from verl_entropy.batch.turns import Packed
     from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
     from verl_entropy.methods.result import TransformResult
+    from verl_entropy.methods.scheme import Scheme
 
 ALGORITHM_PATH = "algorithm.entropy"
 """Where verl's configuration holds the settings of the advantage side."""
@@ -40,6 +42,9 @@ NEEDS = {
     "grad_entropy": "entropy with gradient (sets actor.calculate_entropy)",
     "logits": "this package's log-prob pass over the logits (no fused kernels, log_probs not verl)",
     "hidden": "the last hidden states of the actor (no fused kernels)",
+    "sampled": "the sampler's log-probs of its tokens (actor_rollout_ref.rollout.calculate_log_probs=True)",
+    "top_log_probs": "the sampler's log-probs of the most likely words at each token (rollout.name=hf)",
+    "snapshot": "stepwise_env or span_env, and an environment that clones or replays (its SNAPSHOT)",
 }
 """What a method may ask for."""
 
@@ -124,6 +129,8 @@ class Method:
     """Further functions whose equation belongs to it."""
     needs: frozenset[str] = frozenset()
     """Keys of ``NEEDS``."""
+    needs_with: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further needs: setting -> value -> key of ``NEEDS``."""
     conflicts: Mapping[str, str] = field(default_factory=dict)
     """Methods it cannot run with, each with the reason."""
     doubtful_with: Mapping[str, str] = field(default_factory=dict)
@@ -262,4 +269,18 @@ class Head(Method):
         return f"+{self.path}.{self.weight}={getattr(self.settings(), self.weight)}"
 
 
-KINDS: dict[str, type[Method]] = {c.kind: c for c in (Estimator, Transform, Loss, Clip, Regularizer, Head)}
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Method):
+    """How the n leaves of a prompt are sampled by our agent loops; keys, rewards and groups stay the trainer's."""
+
+    kind = "rollout"
+    select = "+" + ALGORITHM_PATH + ".rollout={name}"
+    apply: Callable[[Any, Mapping[str, Any]], Scheme]
+    """(settings, what its state last saved, or nothing) -> the rules that an agent loop asks."""
+    share: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult] | None = None
+    """After the transforms: the advantages of turns that several leaves have in common."""
+    drops: bool = False
+    """``share`` may drop tokens from the policy's loss, for which the actor needs this package's engine."""
+
+
+KINDS: dict[str, type[Method]] = {c.kind: c for c in (Estimator, Transform, Loss, Clip, Regularizer, Head, Rollout)}

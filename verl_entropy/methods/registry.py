@@ -2,7 +2,7 @@
 """The methods there are: what the kinds' folders hold, what other packages offer, and what a configuration names as pkg.mod:NAME.
 
 Nothing is listed by hand. A module-level ``Method`` in a file of ``estimators/``, ``transforms/``, ``losses/``, ``clips/``,
-``regularizers/`` or ``heads/`` is ours; one under an entry point of the group ``verl_entropy.methods`` is its package's.
+``regularizers/``, ``heads/`` or ``rollouts/`` is ours; one under an entry point of the group ``verl_entropy.methods`` is its package's.
 
 A method's file imports torch. Commands that only print or check read ``index.json`` instead, the texts and settings of the files
 with their hash; where the hash is not that of the files, these are imported. ``python -m verl_entropy.methods.registry`` writes it.
@@ -34,6 +34,7 @@ FOLDERS = {
     "clip": "clips",
     "regularizer": "regularizers",
     "head": "heads",
+    "rollout": "rollouts",
 }
 ROOT = Path(__file__).parent
 INDEX = ROOT / "index.json"

@@ -54,6 +54,7 @@ class HouseholdEnv(TurnEnv):
     """
 
     SPLITS = SPLITS
+    SNAPSHOT = "clone"
 
     def __init__(
         self,

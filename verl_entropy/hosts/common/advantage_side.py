@@ -67,8 +67,11 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
         keep_RT, ctx.metrics["verl_entropy/equal_returns/dropped_groups"] = unequal_tokens(turns)
         dropped_RT = advantages_RT
         ctx.turns = dataclasses.replace(turns, mask_RT=turns.mask_RT & keep_RT)
-    for choice in ctx.plan.transforms:
-        result = choice.method.apply(ctx, advantages, choice.settings)
+    chain = [(choice, choice.method.apply) for choice in ctx.plan.transforms]
+    if ctx.plan.rollout is not None and ctx.plan.rollout.method.share is not None:
+        chain.append((ctx.plan.rollout, ctx.plan.rollout.method.share))
+    for choice, apply in chain:
+        result = apply(ctx, advantages, choice.settings)
         advantages = result.advantages
         ctx.metrics.update({f"verl_entropy/{choice.name}/{key}": value for key, value in result.metrics.items()})
         if result.mask_RT is not None and result.mask_RT is not ctx.turns.mask_RT:

@@ -34,6 +34,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer": None,
         "PPOTrainer.__init__": ("self", "config"),
         "PPOTrainer._build_replay_buffer": ("self",),
+        "PPOTrainer._submit_batch_to_rollout": ("self", "batch"),
         "PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
         "PPOTrainer._update_actor": ("self", "batch", "metrics"),
         "PPOTrainer._save_checkpoint": ("self",),
@@ -142,6 +143,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.utils.tensordict_utils": {
         "index_select_tensor_dict": ("batch", "indices"),
         "assign_non_tensor": ("tensor_dict",),
+        "assign_non_tensor_stack": ("tensor_dict", "key", "val"),
         "get_non_tensor_data": ("data", "key", "default"),
     },
     "verl.utils.seqlen_balancing": {"get_seqlen_balanced_partitions": ("seqlen_list",)},

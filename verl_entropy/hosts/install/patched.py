@@ -107,6 +107,11 @@ def _plan(name: str, config: Any):
             f"follows the step or reads logits, which a patched verl does not hand to an estimator. Use one of {', '.join(plain)}, "
             "or verl's own V1 trainer with this plugin."
         )
+    if chosen.rollout is not None:
+        raise ConfigError(
+            f"algorithm.entropy.rollout={chosen.rollout.method.word}: a patched verl without the plugin samples its rollouts itself. Leave it "
+            "out, or use verl's own V1 trainer with this plugin."
+        )
     return chosen
 
 

@@ -100,6 +100,12 @@ def _check_advantages(chosen: plan.Plan, raw: Mapping[str, Any]) -> None:
     if chosen.loss is None and chosen.loss_mode not in LOSSES:
         known = sorted({*LOSSES, *registry.names("loss"), *registry.names("clip")})
         raise ConfigError(f"{POLICY_LOSS_PATH}.loss_mode={chosen.loss_mode}: not known. Known: {', '.join(known)}.")
+    _refuse(
+        chosen.rollout is not None,
+        f"algorithm.entropy.rollout={chosen.rollout.name if chosen.rollout else None}",
+        "verl-agent samples its rollouts itself, each from the start.",
+        "Leave it out (of AEPO, +entropy=aepo_update is the part without its rollout), or use verl's trainer with stepwise_env.",
+    )
     checks.check_group_size(chosen, raw, "env.rollout.n", ROW_STATISTICS, "task")
     _refuse(
         bool(lookup(raw, "algorithm.use_pf_ppo", False)),

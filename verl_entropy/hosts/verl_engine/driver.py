@@ -102,6 +102,7 @@ def prepare(config: DictConfig) -> plan.Plan | None:
         return None
     hooks.require()
     checks.check(chosen, plain(config))
+    check_snapshots(chosen, config)
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
     if arr.actor.strategy not in checks.ENGINES:  # the workers are verl's own: nothing is chosen that needs more of them
@@ -193,7 +194,7 @@ def _other_than_presets(chosen: plan.Plan, config: DictConfig) -> list[str]:
     """Where this run is not the method of a chosen preset's paper, because something else set the key."""
     return [
         f"note: {key}={now}, where the paper's method of preset {name} has {value}"
-        for name, key, value, now, _ in presets.replaced(chosen.entropy.presets, plain(config))
+        for name, key, value, now, _ in presets.replaced(chosen.presets, plain(config))
     ]
 
 
@@ -228,6 +229,19 @@ def check_environment(config: DictConfig) -> None:
         for file in [files] if isinstance(files, str) else files:
             if str(file).endswith((".json", ".jsonl")) and os.path.isfile(file):
                 _check_json_lines(str(file), f"data.{key}")
+
+
+def check_snapshots(chosen: plan.Plan, config: DictConfig) -> None:
+    """An environment whose turns a session can go on from: by a clone, or by playing the actions again."""
+    users = [c.name for c in chosen.choices if "snapshot" in c.needs]
+    section = config.data.get("env") if "data" in config else None
+    if not users or section is None:
+        return
+    from verl_entropy.agent.environment import snapshot_of
+    from verl_entropy.agent.settings import PATH, AgentSettings
+
+    settings = AgentSettings.from_mappings(OmegaConf.to_container(section, resolve=True))
+    snapshot_of(settings.name, users[0], f"{PATH}.name")
 
 
 def _check_json_lines(path: str, key: str) -> None:

@@ -118,10 +118,10 @@ def _choice(choice: Choice | None) -> dict[str, Any] | None:
 
 
 def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
-    """Base, transforms, loss, clip, regularizer, head, effective entropy coefficient, and what entropy is measured in."""
+    """Base, transforms, loss, clip, regularizer, head, rollout, effective entropy coefficient, and what entropy is measured in."""
     actor = lookup(raw, "actor_rollout_ref.actor", {})
     return {
-        "presets": sorted(plan.entropy.presets),
+        "presets": sorted(plan.presets),
         "base": {"name": plan.base, "from": "verl" if plan.estimator is None else plan.estimator.method.origin},
         "estimator": _choice(plan.estimator),
         "transforms": [_choice(t) for t in plan.transforms],
@@ -137,6 +137,7 @@ def summary(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
         "clip_controller": _choice(plan.clip),
         "regularizer": _choice(plan.regularizer),
         "head": _choice(plan.head),
+        "rollout": _choice(plan.rollout),
         "entropy_coeff": effective_entropy_coeff(plan, raw),
         "entropy": {
             "unit": "nats",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf, open_dict
 
+from verl_entropy.agent.branching import ROLLOUT
 from verl_entropy.batch.turns import Turns, build_turns
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError
@@ -167,7 +169,29 @@ def _turns_context(call: Call, data, rows: Any, batch_keys, has_entropy: bool) -
     if "rollout_log_probs" in data.batch.keys():
         ctx.fields["rollout_log_probs"] = data.batch["rollout_log_probs"]
     call.metrics.update(agent_rows.ending_metrics(extra, list(batch_keys)))
+    call.metrics.update(_rollout_metrics(plan, turns, extra))
     return ctx
+
+
+def _rollout_metrics(plan: Plan, turns: Turns, extra_fields: list[dict]) -> dict[str, float]:
+    """Response tokens that were generated for this batch's episodes, those that a leaf took over, and the share of cached prompts.
+
+    RuntimeError where a rollout method is chosen and no turn was sampled under it.
+    """
+    records = [turn for row in dict.fromkeys(turns.row_K.tolist()) for turn in extra_fields[row].get("turns") or ()]
+    if plan.rollout is not None and not any("origin" in turn for turn in records):
+        raise RuntimeError(
+            f"verl-entropy: no turn of this batch was sampled under {plan.rollout.name}, so it would do nothing. Its rows must come from "
+            "stepwise_env or span_env (rollout.agent.default_agent_loop, or the data set's column agent_name)."
+        )
+    if len(records) != turns.num_turns:  # another agent loop
+        return {}
+    copied_K = torch.tensor([bool(turn.get("copied")) for turn in records], dtype=torch.bool)
+    found = {"reused_tokens": turns.lengths_K[copied_K].sum(), "generated_tokens": turns.lengths_K[~copied_K].sum()}
+    cached = [t for t in records if t.get("cached_tokens") is not None and not t["copied"]]
+    if cached:
+        found["cached_share"] = sum(t["cached_tokens"] for t in cached) / sum(t["prompt_tokens"] for t in cached)
+    return {f"verl_entropy/rollout/{name}": float(value) for name, value in found.items()}
 
 
 def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, batch_keys, args, kwargs):
@@ -251,6 +275,17 @@ def _check_active(run: state.Run, metrics: dict) -> None:
         )
 
 
+def _tell(run: state.Run, trainer: Any, batch: Any) -> None:
+    """Send the rollout method's state along with the prompts to be sampled; agent loops sample plainly where it is missing."""
+    from verl.utils import tensordict_utils as tu
+
+    chosen = run.plan.rollout
+    if chosen is not None:
+        own = run.methods.get(chosen.name)
+        word = {"n": int(trainer.config.actor_rollout_ref.rollout.n), "state": {} if own is None else own.state_dict()}
+        tu.assign_non_tensor_stack(batch, ROLLOUT, [json.dumps(word)] * len(batch))  # a column of its own outlives a restart
+
+
 def wrap(module: ModuleType) -> None:
     """Wrap the seams of ``verl.trainer.ppo.v1.trainer_base``."""
     trainer_cls = module.PPOTrainer
@@ -258,7 +293,7 @@ def wrap(module: ModuleType) -> None:
     original_advantage = trainer_cls._compute_advantage
     original_update = trainer_cls._update_actor
     original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
-    original_init = trainer_cls.__init__
+    original_init, original_submit = trainer_cls.__init__, trainer_cls._submit_batch_to_rollout
 
     @functools.wraps(original_init)
     def __init__(self, *args, **kwargs):
@@ -326,7 +361,13 @@ def wrap(module: ModuleType) -> None:
             raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
         return original_load(self)
 
+    @functools.wraps(original_submit)
+    def _submit_batch_to_rollout(self, batch):
+        _tell(run_of(self), self, batch)
+        return original_submit(self, batch)
+
     trainer_cls.__init__ = __init__
+    trainer_cls._submit_batch_to_rollout = _submit_batch_to_rollout
     module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
     trainer_cls._compute_advantage = _compute_advantage
     trainer_cls._update_actor = _update_actor
