@@ -94,6 +94,7 @@ def test_search_click_buy_with_task_score(installed):
     env = make("webshop", split="test")
     _, info = env.reset(seed=3, options={"split": "test", "task": 7})
     assert info["task"].startswith("goal 7 ") and "admissible_actions" not in info
+    assert info["action_forms"] == ["search[<your query>]"]
     before, *_ = env.step("click[buy now]")
     assert before.startswith("page search")  # not a button here
     *_, info = env.step("search[<r>]")

@@ -153,6 +153,8 @@ class TextEnvAgentLoop(AgentLoopBase):
             state.history,
             state.admissible,
             state.step,
+            state.forms,
+            state.details,
         )
         return await self.loop.run_in_executor(None, fit)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_entropy.batch.foreign import read_bool, read_number
 from verl_entropy.envs.tasks import Answer, TaskEnv, choose, need
-from verl_entropy.envs.webshop_rules import REWARDS, is_perfect, parse_action, reward_of
+from verl_entropy.envs.webshop_rules import REWARDS, SEARCH_FORM, is_perfect, parse_action, reward_of
 
 INSTALL = (
     "follow the setup of github.com/princeton-nlp/WebShop (setup.sh -d small or -d all: it downloads the product data and "
@@ -121,9 +121,9 @@ class WebShopEnv(TaskEnv):
             "task": str(self._goal["instruction_text"]),
             "task_type": str(self._goal.get("category") or "shopping"),
         }
-        if not self._can_search:
-            details["admissible_actions"] = [f"click[{button}]" for button in self._buttons]
-        return details
+        if self._can_search:
+            return {**details, "action_forms": [SEARCH_FORM]}
+        return {**details, "admissible_actions": [f"click[{button}]" for button in self._buttons]}
 
     def _row(self, split: str, number: int) -> dict[str, Any]:
         goal = self._shop.server.goals[self._range(split)[number]]
