@@ -193,3 +193,15 @@ class TestFit:
         calls = []
         self.builder.fit(lambda m: calls.append(m) or [1], 10, **self.given)
         assert len(calls) == 1
+
+    @pytest.mark.parametrize("before", ["", "A room. "])
+    def test_a_word_longer_than_the_limit_is_cut_inside(self, before):
+        """3,000 emoji without a space were dropped whole."""
+
+        def characters(messages):
+            return list(range(len(messages[0]["content"])))
+
+        observation = before + "\N{CAT}" * 3000 + " end"
+        fitted = PromptBuilder(0, template="compact").fit(characters, 500, "t", observation)
+        assert 480 < len(fitted.token_ids) <= 500 and fitted.dropped_words == 2
+        assert fitted.messages[0]["content"].count("\N{CAT}") > 200

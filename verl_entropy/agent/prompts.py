@@ -29,6 +29,8 @@ Tokenize = Callable[[list[Message]], list[int]]
 
 _PLACES = re.compile(r"\{(task|step|history|observation|admissible|instructions)\}")
 CUT_MARK = "..."
+LONG_WORD = 60
+"""Characters of a text without a space that is cut inside: no ordinary word is as long."""
 SHORT = ("compact", "brief")
 """Templates of a few lower-case words; "brief" leaves the observations out of the history."""
 
@@ -121,8 +123,8 @@ class PromptBuilder:
         """The messages, cut until ``tokenize(messages)`` has at most ``max_prompt_tokens``.
 
         Cut in this order: whole history entries, the oldest first; whole actions, then forms, from the end of the list;
-        words from the end of the observation (with ``overlong="error"`` never). PromptTooLong if that is not
-        enough.
+        words from the end of the observation, and inside the first dropped one if that is no ordinary word (with
+        ``overlong="error"`` never). PromptTooLong if that is not enough.
         """
         whole = self._parts(task, observation, history, admissible, step, forms, details)
 
@@ -147,6 +149,11 @@ class PromptBuilder:
                 attempt,
             )
             dropped_words = len(words) - kept
+            if kept == 0 or len(words[kept]) > LONG_WORD:  # Chinese, emoji, a hash: cut inside it
+                start = "".join(words[:kept])
+                _, parts, ids = _largest(
+                    len(words[kept]) - 1, lambda n: replace(bare, observation=(start + words[kept][:n]).rstrip() + mark), attempt
+                )
         if ids is None:
             raise PromptTooLong(self._too_long(max_prompt_tokens, len(tokenize(self._render(parts)))))
         if dropped_words:
