@@ -81,7 +81,7 @@ setup(
         "verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed", "runs/report/assets/*"]
     },
     include_package_data=False,
-    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
+    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3", "tqdm"],
     extras_require={
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10", "flash-attn"],
