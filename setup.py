@@ -29,6 +29,13 @@ ENVIRONMENTS = {
     "scienceworld": ["scienceworld>=1.2"],
     "textworld_express": ["textworld-express>=1.1"],
 }
+# Collections of environments, each by its id; large, so that no other extra holds them.
+COLLECTIONS = {
+    "gem": ["gem-llm>=0.1"],
+    "reasoning_gym": ["reasoning-gym>=0.1.23"],
+    "textarena": ["textarena>=0.7.4"],
+    "gymnasium": ["gymnasium[toy-text]>=1.0"],
+}
 BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
@@ -88,6 +95,7 @@ setup(
         "report": REPORT,
         "bench": BENCH,
         **ENVIRONMENTS,
+        **COLLECTIONS,
         "envs": ENVS,
         "test": TEST,
     },
