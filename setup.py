@@ -29,6 +29,13 @@ ENVIRONMENTS = {
     "scienceworld": ["scienceworld>=1.2"],
     "textworld_express": ["textworld-express>=1.1"],
 }
+# Collections of environments, each by its id; large, so that no other extra holds them.
+COLLECTIONS = {
+    "gem": ["gem-llm>=0.1"],
+    "reasoning_gym": ["reasoning-gym>=0.1.23"],
+    "textarena": ["textarena>=0.7.4"],
+    "gymnasium": ["gymnasium[toy-text]>=1.0"],
+}
 BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15", "gymnasium>=1.0"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
@@ -80,7 +87,7 @@ setup(
         "verl_entropy": ["config/conf/**/*.yaml", "**/*.md", "**/*.json", "**/*.txt", "py.typed", "runs/report/assets/*"]
     },
     include_package_data=False,
-    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3"],
+    install_requires=["numpy", "hydra-core>=1.3", "omegaconf>=2.3", "packaging", "httpx>=0.25", "tenacity>=8.2.3", "tqdm"],
     extras_require={
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10"],  # flash-attn builds only where torch is installed already: a second step
@@ -90,6 +97,7 @@ setup(
         "report": REPORT,
         "bench": BENCH,
         **ENVIRONMENTS,
+        **COLLECTIONS,
         "envs": ENVS,
         "test": TEST,
     },

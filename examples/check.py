@@ -20,6 +20,9 @@ from pathlib import Path
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
 
+VALIDATION = 128
+"""Episodes of a held-out split that the printed commands ask for: verl-agent's validation."""
+
 
 def gpus(config) -> Iterator[str]:
     """GPUs of this machine, or of the Ray cluster that the run will use."""
@@ -91,9 +94,44 @@ def data(config, recipes: str, overrides: list[str]) -> Iterator[str]:
         for file in [files] if isinstance(files, str) else files:
             path = Path(file)
             if not path.is_file():
-                how = f"verl-entropy data {env} --split {path.stem} --out {shlex.quote(str(path.parent))}"
+                count = (
+                    f" --count {VALIDATION}" if key == "val_files" and more_than(VALIDATION, config.data.env, path.stem) else ""
+                )
+                how = f"verl-entropy data {env} --split {path.stem}{count} --out {shlex.quote(str(path.parent))}"
                 how += f" --recipes {shlex.quote(recipes)} --recipe {recipe_name}{more}"
-                yield f"data.{key}: {file} is not there. `{how}` makes it."
+                whole = " (--count: episodes of a validation; without it the whole split)" if count else ""
+                yield f"data.{key}: {file} is not there. `{how}` makes it{whole}."
+
+
+def more_than(count: int, env, split: str) -> bool:
+    """Whether the split has more episodes; False where that is not known."""
+    from omegaconf import OmegaConf
+
+    from verl_entropy.data import source
+
+    env = OmegaConf.to_container(env, resolve=True)
+    try:
+        return len(source.tasks(env["name"], split, count=None, kwargs=env.get("kwargs"))) > count
+    except Exception:  # what an environment that is not there raises; `environment` says it
+        return False
+
+
+def validation(config) -> Iterator[str]:
+    """Print how many episodes a validation plays; nothing is missing."""
+    import pyarrow.parquet
+
+    files = config.data.val_files
+    files = [Path(file) for file in ([files] if isinstance(files, str) else files)]
+    if all(file.is_file() for file in files):
+        rows = [pyarrow.parquet.read_metadata(file).num_rows for file in files]
+        each = " + ".join(map(str, rows)) + (f" = {sum(rows)}" if len(rows) > 1 else "")
+        limit = f", at most {config.data.val_max_samples} of them" if config.data.val_max_samples > 0 else ""
+        n = config.actor_rollout_ref.rollout.val_kwargs.n
+        print(
+            f"validation: {each} episodes (data.val_files){limit} x {n} (actor_rollout_ref.rollout.val_kwargs.n), every "
+            f"{config.trainer.test_freq} steps (trainer.test_freq); data.val_max_samples=N plays fewer"
+        )
+    yield from ()
 
 
 def environment(config) -> Iterator[str]:
@@ -145,7 +183,14 @@ def main(argv: list[str] | None = None) -> int:
     checks = (
         ()
         if args.dry_run
-        else (gpus, model, functools.partial(data, recipes=args.recipes, overrides=args.overrides), environment, folder)
+        else (
+            gpus,
+            model,
+            functools.partial(data, recipes=args.recipes, overrides=args.overrides),
+            validation,
+            environment,
+            folder,
+        )
     )
     missing = [line for check in (mini_batch, *checks) for line in check(config)]
     for line in missing:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_entropy.agent.parsing import MAX_ACTION_CHARS, RAW_CHARS, executed_action, format_response, parse_response
+from verl_entropy.agent.parsing import MAX_ACTION_CHARS, RAW_CHARS, executed_action, find_action, format_response, parse_response
 
 GOOD = "<think> t </think> <action> go north </action>"
 ACTIONS = ("go north", "open box 1", "Take Apple")
@@ -298,3 +298,14 @@ def test_huge_text_takes_linear_time(text, form):
     start = time.process_time()
     parse_response(text, **form)
     assert time.process_time() - start < 1.0
+
+
+def test_a_huge_answer_costs_little_beside_a_list_of_actions():
+    """Folding a million characters to compare them with short actions took most of a turn."""
+    listed = [f"go to cabinet {i}" for i in range(40)]
+    start = time.process_time()
+    for text in ("<think>x</think>" + "<action>" * 125_000, "- . " * 250_000):
+        for form in ({}, WHOLE):
+            assert not parse_response(text, listed, **form).admissible
+    assert time.process_time() - start < 0.8
+    assert find_action(" GO   to\n cabinet\t7 ", listed) == 7

@@ -101,6 +101,41 @@ def test_bad_template_is_refused(template):
         PromptBuilder(template=template)
 
 
+class TestForms:
+    """Forms of actions are shown, in every template that tells how to answer, and bind nobody."""
+
+    forms = ("search[<your query>]", "open OBJ")
+
+    def test_beside_the_list_or_alone(self):
+        alone = text(PromptBuilder(), admissible=(), forms=self.forms)
+        assert (
+            "Forms of actions:\n- search[<your query>]\n- open OBJ" in alone
+            and "one action of one of these forms inside" in alone
+        )
+        both = text(PromptBuilder(action_format="either"), forms=self.forms)
+        assert "2. go north\n\nForms of further actions:\n- search[" in both and "from the list or of these forms" in both
+        assert "Forms of" in text(PromptBuilder(show_admissible=False), forms=self.forms)
+
+    def test_other_templates(self):
+        assert text(PromptBuilder(template="compact"), forms=self.forms).endswith(
+            "forms : search [ < your query > ] , open obj ."
+        )
+        assert "forms" not in text(PromptBuilder(template="brief"), forms=self.forms)
+        own = text(PromptBuilder(template="{observation}|{admissible}"), forms=self.forms)
+        assert own.endswith("- go north\n- search[<your query>]\n- open OBJ")
+        assert (
+            PromptBuilder()
+            .followup("seen", (), 2, self.forms)["content"]
+            .endswith("Forms of actions:\n- search[<your query>]\n- open OBJ")
+        )
+
+    def test_cut_after_the_list_and_before_the_observation(self):
+        builder, given = PromptBuilder(template="compact"), {"task": "t", "observation": "a b c d", "admissible": ADMISSIBLE}
+        bare = len(count(builder.messages(**given)))
+        fitted = builder.fit(count, bare, **given, forms=("open OBJ", "x " * 9))
+        assert fitted.dropped_actions == 3 and fitted.dropped_words == 0 and "open obj" in fitted.messages[0]["content"]
+
+
 def test_numbers_need_a_list():
     with pytest.raises(ConfigError, match="admissible_actions"):
         PromptBuilder(action_format="number").messages("t", "o")
@@ -158,3 +193,15 @@ class TestFit:
         calls = []
         self.builder.fit(lambda m: calls.append(m) or [1], 10, **self.given)
         assert len(calls) == 1
+
+    @pytest.mark.parametrize("before", ["", "A room. "])
+    def test_a_word_longer_than_the_limit_is_cut_inside(self, before):
+        """3,000 emoji without a space were dropped whole."""
+
+        def characters(messages):
+            return list(range(len(messages[0]["content"])))
+
+        observation = before + "\N{CAT}" * 3000 + " end"
+        fitted = PromptBuilder(0, template="compact").fit(characters, 500, "t", observation)
+        assert 480 < len(fitted.token_ids) <= 500 and fitted.dropped_words == 2
+        assert fitted.messages[0]["content"].count("\N{CAT}") > 200

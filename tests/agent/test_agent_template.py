@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from agent_fakes import TEMPLATE, answer, play, tokenizer
 
@@ -58,6 +60,9 @@ def test_the_end_of_an_answer_is_no_part_of_it():
     ends = ("<|im_end|>", "</s>")
     assert without_end("go north<|im_end|>", ends) == "go north" and without_end("a </s> <|im_end|>\n", ends) == "a"
     assert without_end("a <|im_end|> b ", ends) == "a <|im_end|> b " and without_end("a ", ()) == "a "
+    started = time.process_time()
+    assert without_end("a" + "<|im_end|> " * 100_000, ends) == "a"
+    assert time.process_time() - started < 0.5
 
 
 @pytest.mark.parametrize("form", [{"strict_format": True}, {"action_format": "whole", "require_think": False}])

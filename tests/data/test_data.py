@@ -454,21 +454,13 @@ def test_verls_sft_trainer_learns_them(tmp_path, expert_file, checkpoint):
     """verl.trainer.sft_trainer with the recipe of the warm start, on the CPU backend; what it saves is what RL loads."""
     pytest.importorskip("verl")
     overrides = [
-        "+warm_start/expert=sft",
+        "+warm_start/expert=cpu",
         f"model.path={checkpoint}",
         f"data.train_files={expert_file}",
         f"trainer.default_local_dir={tmp_path}/sft",
         "data.train_batch_size=32",
         "trainer.total_epochs=3",
         "optim.lr=3e-3",
-        *(
-            "trainer.device=cpu",
-            "data.num_workers=0",
-            "model.use_remove_padding=false",
-            "model.enable_gradient_checkpointing=false",
-        ),
-        *("++model.override_config.attn_implementation=sdpa", "engine.use_torch_compile=false", "trainer.save_freq=-1"),
-        *(f"++engine.mixed_precision.{part}_dtype=fp32" for part in ("param", "reduce", "buffer")),
         f"hydra.run.dir={tmp_path}/hydra",
     ]
     import socket

@@ -90,6 +90,9 @@ def test_a_negative_score_fails_and_ends_the_episode(environment):
 def test_valid_actions_come_only_when_asked_for(environment):
     _, info = environment.reset(seed=1)
     assert "admissible_actions" not in info
+    forms, objects = info["action_forms"][:-1], info["action_forms"][-1].removeprefix("where OBJ is one of: ").split(", ")
+    assert {"open OBJ", "focus on OBJ", "use OBJ on OBJ"} <= set(forms) and "reset task" not in forms
+    assert "agent" in objects and len(objects) > 5 and len(" ".join(info["action_forms"])) < 3000
     environment.admissible = True
     _, info = environment.reset(seed=1)
     environment.admissible = False

@@ -109,6 +109,85 @@ def test_leaving_early_or_printing_a_report_is_no_pass(code):
     assert GOOD not in RUNNER.run(files(code)).passed
 
 
+FORGERIES = {
+    "the marker of main.py": (
+        "import json, os, re, pathlib\n"
+        "text = ''.join(p.read_text() for p in pathlib.Path('..').glob('*.py'))\n"
+        "marker = re.search(r\"'marker': '(\\w+)'\", text)\n"
+        "report = json.dumps({'passed': ['tests.test_f.T.test_f'], 'ran': 1, 'network': '', 'output': ''})\n"
+        "os.write(1, f'\\n{marker and marker[1]}{report}\\n'.encode())\nos._exit(0)\n"
+    ),
+    "its frames": (
+        "import gc, json, os, sys\n"
+        "frame, found = sys._getframe(), set()\n"
+        "while frame:\n"
+        "    for value in [*frame.f_locals.values(), *frame.f_globals.values()]:\n"
+        "        found |= {v for v in (value.values() if type(value) is dict else [value]) if type(v) is str and len(v) == 32}\n"
+        "    frame = frame.f_back\n"
+        "for marker in found:\n"
+        "    report = json.dumps({'passed': ['tests.test_f.T.test_f'], 'ran': 1, 'network': '', 'output': ''})\n"
+        "    for end in range(3, 12):\n"
+        "        try:\n            os.write(end, f'\\n{marker}{report}\\n'.encode())\n        except OSError:\n            pass\n"
+        "os._exit(0)\n"
+    ),
+    "unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\ndef f():\n    return 2\n",
+    "equality": "class Yes:\n    def __eq__(self, other):\n        return True\n    __hash__ = None\ndef f():\n    return Yes()\n",
+    "the test's file": (
+        "import pathlib\npathlib.Path('tests/test_f.py').write_text('import unittest\\nclass T(unittest.TestCase):\\n"
+        "    def test_f(self): pass\\n')\ndef f():\n    return 2\n"
+    ),
+    "the judge's memory": (
+        "import os\n"
+        "def f():\n"
+        "    for path in (f'/proc/{os.getppid()}/mem', f'/proc/{os.getppid()}/fd/1', f'/proc/{os.getppid()}/fd/0'):\n"
+        "        try:\n            open(path, 'r+b')\n            return 1\n"
+        "        except OSError:\n            pass\n"
+        "    return 2\n"
+    ),
+    "a skipped test": "import unittest\ndef f():\n    raise unittest.SkipTest('x')\n",
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_the_code_under_test_cannot_forge_a_pass(how):
+    assert not RUNNER.run(files(FORGERIES[how])).passed
+
+
+def test_what_crosses_the_two_processes():
+    """Values, handles, errors with their class, containers changed in place, callbacks, context managers, iteration."""
+    code = (
+        "import decimal\nclass Low(ValueError):\n    limit = 3\n"
+        "class Box:\n    size = 1\n    def __init__(self, n):\n        self.n = n\n"
+        "    def __len__(self):\n        return self.n\n    def __eq__(self, o):\n        return self.n == o.n\n"
+        "    def __enter__(self):\n        return self\n    def __exit__(self, *_):\n        self.n = 0\n"
+        "    def __iter__(self):\n        return iter(range(self.n))\n    def __getitem__(self, i):\n        return i * 2\n"
+        "def sort(items, key):\n    items.sort(key=key)\n"
+        "def fail():\n    raise Low('too low', 7)\n"
+        "def all_kinds():\n    return [(1, 2.5), {'a': {1}}, None, b'x', frozenset('a'), decimal.Decimal('1.10')]\n"
+    )
+    test = (
+        "import decimal, unittest\nimport code_\nfrom code_ import Box, Low\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+        "        box = Box(3)\n        self.assertEqual((len(box), list(box), box[4], box.n), (3, [0, 1, 2], 8, 3))\n"
+        "        self.assertEqual(box, Box(3))\n        self.assertNotEqual(box, Box(2))\n        self.assertIsInstance(box, Box)\n"
+        "        with box as same:\n            same.n = 5\n        self.assertEqual(box.n, 0)\n"
+        "        items = [3, 1, 2]\n        code_.sort(items, lambda x: -x)\n        self.assertEqual(items, [3, 2, 1])\n"
+        "        with self.assertRaisesRegex(Low, 'too low') as caught:\n            code_.fail()\n"
+        "        self.assertEqual(caught.exception.args, ('too low', 7))\n        self.assertRaises(ValueError, code_.fail)\n"
+        "        kinds = [(1, 2.5), {'a': {1}}, None, b'x', frozenset('a'), decimal.Decimal('1.10')]\n"
+        "        self.assertEqual(code_.all_kinds(), kinds)\n"
+        "        self.assertRaises(AttributeError, lambda: box.nothing)\n"
+    )
+    report = RUNNER.run(files(code, test))
+    assert report.passed == {GOOD}, report.output
+
+
+@pytest.mark.parametrize("path", ["../out.py", "/tmp/swe-out.py", "tests/../../out.py", "."])
+def test_a_path_that_leaves_the_folder_is_refused(path, tmp_path):
+    with pytest.raises(ValueError, match="leaves the folder"):
+        LocalRunner(folder=str(tmp_path)).run({path: "x = 1"})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -182,7 +261,9 @@ class Sandbox(BaseHTTPRequestHandler):
                 Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
                 Path(folder, path).write_bytes(base64.b64decode(data))
             command = [sys.executable, "-c", body["code"]]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=body["run_timeout"])
+            done = subprocess.run(
+                command, cwd=folder, input=body["stdin"], capture_output=True, text=True, timeout=body["run_timeout"]
+            )
         result = {"status": "Finished", "return_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         self.send_response(200)
         self.end_headers()

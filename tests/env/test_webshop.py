@@ -94,6 +94,7 @@ def test_search_click_buy_with_task_score(installed):
     env = make("webshop", split="test")
     _, info = env.reset(seed=3, options={"split": "test", "task": 7})
     assert info["task"].startswith("goal 7 ") and "admissible_actions" not in info
+    assert info["action_forms"] == ["search[<your query>]"]
     before, *_ = env.step("click[buy now]")
     assert before.startswith("page search")  # not a button here
     *_, info = env.step("search[<r>]")
@@ -143,3 +144,16 @@ def test_splits_are_webshops(installed):
     }
     rows = webshop.WebShopEnv.episodes("train", count=4)
     assert all(env.reset(seed=r["seed"], options=r["options"])[1]["task"] == r["prompt"] for r in rows)
+
+
+def test_verl_agents_split(installed):
+    env = make("webshop", goals="verl_agent", human_goals=False)
+    assert {split: (env._range(split)[0], len(env._range(split))) for split in ("train", "test")} == {
+        "train": (500, 1100),
+        "test": (0, 500),
+    }
+    assert MADE[0].kwargs["human_goals"] is False
+    with pytest.raises(ValueError, match=r"split='dev' is empty.*goals=webshop"):
+        env.reset(seed=0, options={"split": "dev"})
+    with pytest.raises(ValueError, match="goals='x'"):
+        make("webshop", goals="x")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_entropy import cli
+from verl_entropy.commands import evaluate as evaluate_command
 from verl_entropy.evaluate import samplers, statistics, summary
 from verl_entropy.evaluate.play import Outcome, turn_seed
 
@@ -184,6 +185,33 @@ def test_a_chat_endpoint(server, tmp_path, capsys):
     assert evaluate(*args, "--set", "data.env.max_turns=5", "data.env.episode_retries=0") == 0
     again = json.loads(out.read_text())
     assert again["outcomes"] == result["outcomes"]  # seeds go to the server
+
+
+def test_how_much_is_played_is_said_and_bounded(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_command, "TASKS", 4)
+    out = tmp_path / "result.json"
+    args = [
+        "--endpoint",
+        server.url,
+        "--env",
+        ADD,
+        "--split",
+        "seen",
+        "--seeds",
+        2,
+        "--out",
+        out,
+        "--set",
+        "data.env.max_turns=5",
+    ]
+    for more, tasks in (([], 4), (["--count", "all"], 6), (["--count", 3], 3)):
+        assert evaluate(*args[:-2], *more, *args[-2:]) == 0
+        assert len(json.loads(out.read_text())["outcomes"]) == 2 * tasks
+        said = capsys.readouterr().err
+        assert (
+            f"seen: {tasks} of {6 if more != ['--count', 3] else 3} tasks (--count), 2 pass(es) (--seeds): {2 * tasks} epi"
+            in said
+        )
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_one_message(server, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -168,6 +169,28 @@ def test_dry_run_through_slurm_shows_and_checks_the_command(tmp_path):
 def test_wrong_arguments_stop_at_once(args, says):
     done = bash(EXAMPLES / "launch.sh", *args)
     assert done.returncode == 2 and says in done.stderr
+
+
+def test_the_number_of_validation_episodes_is_bounded_and_said(tmp_path, monkeypatch, capsys):
+    """The printed command for 200 held-out tasks made all of them, for every validation, without a word."""
+    pytest.importorskip("verl")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import check
+
+    config = check.recipe.compose(["+seal/webshop=grpo", "parts/env=webshop_like", f"data.folder={tmp_path}"], RECIPES)
+    lines = list(check.data(config, str(RECIPES), ["+seal/webshop=grpo", "parts/env=webshop_like"]))
+    (train,) = (line for line in lines if "--split train" in line)
+    (held_out,) = (line for line in lines if "--split test" in line)
+    assert "--count" not in train and "--split test --count 128 " in held_out and "without it the whole split" in held_out
+    assert list(check.validation(config)) == [] and not capsys.readouterr().out
+    (file,) = map(Path, config.data.val_files)
+    file.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"row": range(128)}), file)
+    list(check.validation(config))
+    assert (
+        "validation: 128 episodes (data.val_files) x 1 (actor_rollout_ref.rollout.val_kwargs.n), every 5"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_real_start_names_everything_that_is_missing(tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_entropy import envs
+from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
 
@@ -96,7 +97,9 @@ def test_every_model_fits_a_recipe(name):
                                 "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.seal.alpha": 0.02}),
         ("seal/search=grpo", {"data.env.max_turns": 3, "data.train_batch_size": 256, "actor_rollout_ref.rollout.n": 5,
                               "data.env.invalid_action_penalty": 0.01, "actor_rollout_ref.actor.kl_loss_coef": 0.001}),
-        ("seal/webshop=gigpo", {"algorithm.entropy.gigpo.gamma": 0.95, "data.max_prompt_length": 4096, "data.env.max_turns": 10}),
+        ("seal/webshop=gigpo", {"algorithm.entropy.gigpo.gamma": 0.95, "algorithm.entropy.gigpo.norm": "mean",
+                                "data.env.kwargs.human_goals": False, "data.env.kwargs.goals": "verl_agent",
+                                "data.max_prompt_length": 4096, "data.env.max_turns": 10}),
         ("epo/scienceworld=ppo", {"actor_rollout_ref.actor.optim.lr": 3e-6, "actor_rollout_ref.actor.policy_loss.epo.smooth_coeff": 0.05,
                                   "trainer.total_training_steps": 125, "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
                                   "actor_rollout_ref.actor.optim.min_lr_ratio": 0.2, "algorithm.adv_estimator": "gae"}),
@@ -115,6 +118,12 @@ def test_every_model_fits_a_recipe(name):
 def test_the_papers_values_arrive(name, values):
     config = compose(f"+{name}")
     assert {key: OmegaConf.select(config, key) for key in values} == pytest.approx(values)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if re.match(r"(seal|aem)/(?!swe)", name)])
+def test_papers_that_build_on_verl_agent_have_its_prompts_and_rules(name):
+    env = AgentSettings.from_mappings(OmegaConf.to_container(compose(f"+{name}").data.env, resolve=True))
+    assert env.prompt_template == "verl_agent" and not env.require_admissible
 
 
 def test_the_warm_start_composes_over_verls_sft_trainer():

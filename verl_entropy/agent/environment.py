@@ -21,6 +21,7 @@ constructor.
 Keys of ``info`` that are read (every one is optional):
 
     admissible_actions  the actions possible now, shown, numbered and checked on request (list, array or generator; None: none)
+    action_forms        forms of actions that are not listed one by one (``search[<your query>]``): shown, but nothing is compared with them
     won                 True once the goal is reached (or ``data.env.success_key``; ``success`` is read too)
     task                the goal in words; else the last user message of the data set's row
     task_type           a name for the kind of task
@@ -126,6 +127,11 @@ class StepResult:
         """The actions possible now; empty if the environment gives none."""
         return tuple(self.info.get("admissible_actions") or ())
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Forms of actions that are not listed one by one."""
+        return tuple(self.info.get("action_forms") or ())
+
 
 def read_reset(answer: Any) -> StepResult:
     """Check what ``reset`` returned."""
@@ -173,10 +179,9 @@ def _text(observation: Any, call: str) -> str:
 def _info(info: Any, call: str) -> Mapping[str, Any]:
     if not isinstance(info, Mapping):
         raise ProtocolError(f"{call}() returned info of type {type(info).__name__}: expected dict.")
-    if "admissible_actions" not in info:
-        return info
     # read once: a generator has nothing left the second time, and an array has no truth value
-    return {**info, "admissible_actions": read_texts(info["admissible_actions"], f"{call}() returned info['admissible_actions']")}
+    lists = [key for key in ("admissible_actions", "action_forms") if key in info]
+    return {**info, **{key: read_texts(info[key], f"{call}() returned info['{key}']") for key in lists}} if lists else info
 
 
 def _is_tuple(answer: Any, length: int) -> bool:

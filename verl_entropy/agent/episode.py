@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_entropy.agent import verl_agent_rules
 from verl_entropy.agent.branching import Seat, Ticket, forked
 from verl_entropy.agent.environment import ProtocolError, StepResult, reached_goal
 from verl_entropy.agent.parsing import ParsedAction, executed_action, parse_response
@@ -36,6 +37,9 @@ class TurnState:
     admissible: tuple[str, ...]
     history: tuple[tuple[str, str], ...]
     step: int
+    forms: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The environment's ``info``."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +302,8 @@ class EpisodeRunner(Generic[P]):
             step = len(episode.turns) + 1
             if branch is not None:
                 await branch.before(policy, episode, history, seen, task)
-            said = await policy.act(TurnState(task, seen.observation, seen.admissible, tuple(history), step))
+            state = TurnState(task, seen.observation, seen.admissible, tuple(history), step, seen.forms, seen.info)
+            said = await policy.act(state)
             if said is None:
                 episode.ended = "cut" if episode.turns and episode.turns[-1].cut else "no_room"
                 break
@@ -323,6 +328,9 @@ class EpisodeRunner(Generic[P]):
         s, text = self._settings, said.text
         if said.cut:  # what it would have become is not known: nothing of it is executed
             text = ""
+        if s.prompt_template == "verl_agent":
+            parsed = verl_agent_rules.project(text, s.name, admissible, s.think_in_prompt)
+            return parsed, parsed.action
         parsed = parse_response(
             text,
             admissible,

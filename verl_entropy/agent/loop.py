@@ -182,6 +182,8 @@ class TextEnvAgentLoop(AgentLoopBase):
             state.history,
             state.admissible,
             state.step,
+            state.forms,
+            state.details,
         )
         if self.prompt_length <= SHORT_PROMPT:
             return fit()

@@ -23,6 +23,7 @@ class SpanPolicy:
     def __init__(self, loop: SpanAgentLoop, sampling_params: dict[str, Any], request_id: str):
         self._loop, self._sampling_params, self._request_id = loop, sampling_params, request_id
         self._messages: list[dict[str, str]] = []
+        self._forms: set[str] = set()
         self.prompt_ids: list[int] = []
         self.stream: list[int] = []
         """Prompt and everything after it."""
@@ -39,6 +40,7 @@ class SpanPolicy:
         if not self.responses:
             fitted = await self._loop.fitted_prompt(state)
             dropped = fitted.dropped_words
+            self._forms.update(state.forms)
             self._messages, self.prompt_ids, self.stream = (
                 fitted.messages,
                 fitted.token_ids,
@@ -53,7 +55,8 @@ class SpanPolicy:
 
     async def _append_observation(self, state: TurnState) -> bool:
         """Add the observation as a user message; False, with nothing changed, if no response fits then."""
-        message = self._loop.prompts.followup(state.observation, state.admissible, state.step)
+        forms = [form for form in state.forms if form not in self._forms]
+        message = self._loop.prompts.followup(state.observation, state.admissible, state.step, forms)
         messages = [*self._messages, message]
         merged, mask, log_probs = await self._loop.ct_merge_context_msg(
             self._messages, messages, self.stream, self.mask, self.log_probs
@@ -67,6 +70,7 @@ class SpanPolicy:
             if not self.spans[-1]:
                 raise SessionFailed("a response consisted of nothing but the token that begins the next message")
         self._messages, self.stream, self.mask, self.log_probs = messages, merged.token_ids, mask, log_probs
+        self._forms.update(forms)
         return True
 
     async def _append_response(self, response: Response) -> None:
@@ -94,6 +98,11 @@ class SpanAgentLoop(TextEnvAgentLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        if self.settings.prompt_template == "verl_agent":
+            raise ConfigError(
+                f"{PATH}.prompt_template=verl_agent: each of its prompts stands alone, span_env has one chat. Set "
+                "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env."
+            )
         if self.settings.stop_at_action:
             raise ConfigError(
                 f"{PATH}.stop_at_action=True: span_env needs the end-of-message token of every response, or "

@@ -146,7 +146,9 @@ def find_action(action: str, admissible: Sequence[str]) -> int | None:
     A looser spelling counts only if one action of the list has it: among ``[k, K]`` the answer ``k`` is the first, and
     ``Go`` among ``[go, GO]`` is none. An action listed twice in one spelling is one action: the first place counts.
     """
-    for key in (str, _one_spelling, same_action):
+    # Folding never makes a text eight times shorter but for its spaces: a long one that no action can equal is not folded.
+    longest = 8 * max(map(len, admissible), default=0)
+    for key in (str, _one_spelling, same_action) if len("".join(action.split())) <= longest else (str,):
         wanted = key(action)
         places = [i for i, listed in enumerate(admissible) if key(listed) == wanted]
         if places:
@@ -171,17 +173,18 @@ class _Block:
     @classmethod
     def find(cls, text: str, tag: str, opened: bool = False) -> _Block:
         opening, closing = _tag_patterns(tag)
-        opens = [m.span() for m in opening.finditer(text)]
-        closes = [m.span() for m in closing.finditer(text)]
+        opens, closes = len(opening.findall(text)), len(closing.findall(text))
+        first = opening.search(text)
+        start = first.span() if first else (0, 0)
         if opened and not opens:
-            opens = [(0, 0)]
+            opens = 1
+        close = closing.search(text, start[1]) if opens else None
+        if close is None:
+            return cls(opens, closes, None, -1, -1)
         # The last opening tag before the first closing one that has any: an inner block of nested tags.
-        first_close = next((c for c in closes if opens and c[0] >= opens[0][1]), None)
-        if first_close is None:
-            return cls(len(opens), len(closes), None, -1, -1)
-        start = max((o for o in opens if o[1] <= first_close[0]), key=lambda o: o[0])
-        content = text[start[1] : first_close[0]].strip()
-        return cls(len(opens), len(closes), content, start[0], first_close[1])
+        for inner in opening.finditer(text, start[1], close.start()):
+            start = inner.span()
+        return cls(opens, closes, text[start[1] : close.start()].strip(), start[0], close.end())
 
     @property
     def single(self) -> bool:

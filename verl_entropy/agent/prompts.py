@@ -3,8 +3,9 @@
 
 Every step-wise prompt stands alone: the task, the last turns, the step's number, the present observation, the
 admissible actions and how to answer. A template is "default", "compact" or "brief" (a few lower-case words, punctuation
-set apart, no instructions: for tiny models with a word-level vocabulary) or a text with these places, given
-in the setting or in a file:
+set apart, no instructions: for tiny models with a word-level vocabulary), "verl_agent" (the prompts of verl-agent, see
+``verl_agent_rules``) or a text with these places, given in the setting or in a file (forms of actions stand at the end of
+``{admissible}``):
 
     {task} {step} {history} {observation} {admissible} {instructions}
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from verl_entropy.agent import verl_agent_rules
 from verl_entropy.config.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ Tokenize = Callable[[list[Message]], list[int]]
 
 _PLACES = re.compile(r"\{(task|step|history|observation|admissible|instructions)\}")
 CUT_MARK = "..."
+LONG_WORD = 60
+"""Characters of a text without a space that is cut inside: no ordinary word is as long."""
 SHORT = ("compact", "brief")
 """Templates of a few lower-case words; "brief" leaves the observations out of the history."""
 
@@ -43,6 +48,10 @@ class PromptParts:
     history: tuple[tuple[str, str], ...] = ()
     admissible: tuple[str, ...] = ()
     step: int = 1
+    forms: tuple[str, ...] = ()
+    """Forms of actions that are not listed one by one; shown, never compared with an answer."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The environment's ``info``."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class PromptBuilder:
         require_think: bool = True,
         system_prompt: str = "",
         overlong: str = "truncate",
+        environment: str = "",
     ):
         self.history_length, self.show_admissible, self.action_format = (
             history_length,
@@ -81,7 +91,7 @@ class PromptBuilder:
         self._think, self._action, self._require_think = think_tag, action_tag, require_think
         self._action_tags, self._numbers = tuple(action_tags), action_format in ("number", "either")
         self._system_prompt, self._overlong = system_prompt, overlong
-        self._template = _load(template)
+        self._template, self._environment = _load(template), environment
         self.truncated = 0
         """Prompts so far whose observation had to be truncated."""
 
@@ -92,9 +102,11 @@ class PromptBuilder:
         history: Sequence[tuple[str, str]] = (),
         admissible: Sequence[str] = (),
         step: int = 1,
+        forms: Sequence[str] = (),
+        details: Mapping[str, Any] | None = None,
     ) -> list[Message]:
         """The chat messages of one turn: a user message, after the system prompt if there is one."""
-        return self._render(self._parts(task, observation, history, admissible, step))
+        return self._render(self._parts(task, observation, history, admissible, step, forms, details))
 
     def fit(
         self,
@@ -105,14 +117,16 @@ class PromptBuilder:
         history: Sequence[tuple[str, str]] = (),
         admissible: Sequence[str] = (),
         step: int = 1,
+        forms: Sequence[str] = (),
+        details: Mapping[str, Any] | None = None,
     ) -> FittedPrompt:
         """The messages, cut until ``tokenize(messages)`` has at most ``max_prompt_tokens``.
 
-        Cut in this order: whole history entries, the oldest first; whole actions from the end of the list;
-        words from the end of the observation (with ``overlong="error"`` never). PromptTooLong if that is not
-        enough.
+        Cut in this order: whole history entries, the oldest first; whole actions, then forms, from the end of the list;
+        words from the end of the observation, and inside the first dropped one if that is no ordinary word (with
+        ``overlong="error"`` never). PromptTooLong if that is not enough.
         """
-        whole = self._parts(task, observation, history, admissible, step)
+        whole = self._parts(task, observation, history, admissible, step, forms, details)
 
         def attempt(parts: PromptParts) -> list[int] | None:
             ids = tokenize(self._render(parts))
@@ -122,8 +136,11 @@ class PromptBuilder:
         bare, words, dropped_words = replace(whole, history=()), re.findall(r"\S+\s*", observation), 0
         if ids is None:
             _, parts, ids = _largest(len(bare.admissible), lambda n: replace(bare, admissible=bare.admissible[:n]), attempt)
-        if ids is None and self._overlong == "truncate" and words:
+        if ids is None and bare.forms:
             bare = replace(bare, admissible=())
+            _, parts, ids = _largest(len(bare.forms), lambda n: replace(bare, forms=bare.forms[:n]), attempt)
+        if ids is None and self._overlong == "truncate" and words:
+            bare = replace(bare, admissible=(), forms=())
             # The compact form is for vocabularies of a few words, which need not know a mark.
             mark = "" if self._template in SHORT else f" {CUT_MARK}"
             kept, parts, ids = _largest(
@@ -132,68 +149,76 @@ class PromptBuilder:
                 attempt,
             )
             dropped_words = len(words) - kept
+            if kept == 0 or len(words[kept]) > LONG_WORD:  # Chinese, emoji, a hash: cut inside it
+                start = "".join(words[:kept])
+                _, parts, ids = _largest(
+                    len(words[kept]) - 1, lambda n: replace(bare, observation=(start + words[kept][:n]).rstrip() + mark), attempt
+                )
         if ids is None:
             raise PromptTooLong(self._too_long(max_prompt_tokens, len(tokenize(self._render(parts)))))
         if dropped_words:
             self._count_truncation(dropped_words, max_prompt_tokens)
-        dropped_actions = len(whole.admissible) - len(parts.admissible)
+        dropped_actions = len(whole.admissible) + len(whole.forms) - len(parts.admissible) - len(parts.forms)
         return FittedPrompt(self._render(parts), ids, len(whole.history) - len(parts.history), dropped_actions, dropped_words)
 
-    def followup(self, observation: str, admissible: Sequence[str] = (), step: int = 1) -> Message:
-        """The user message of a later turn in a growing chat: without task, history and instructions."""
-        parts = self._parts("", observation, (), admissible, step)
+    def followup(self, observation: str, admissible: Sequence[str] = (), step: int = 1, forms: Sequence[str] = ()) -> Message:
+        """The user message of a later turn in a growing chat: without task, history and instructions; ``forms``: new ones."""
+        if self._template == "verl_agent":
+            raise ConfigError(
+                "data.env.prompt_template=verl_agent: each of its prompts stands alone, a chat has none. Set "
+                "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env."
+            )
+        parts = self._parts("", observation, (), admissible, step, forms)
         if self._template in SHORT:
             return {"role": "user", "content": self._compact(parts)}
-        actions = self._action_list(parts)
-        blocks = [
-            f"Step {step}. Observation:\n{observation}",
-            f"Admissible actions:\n{actions}" if actions else "",
-        ]
+        blocks = [f"Step {step}. Observation:\n{observation}", *self._lists(parts)]
         return {"role": "user", "content": "\n\n".join(filter(None, blocks))}
 
     # -- private
 
-    def _parts(self, task, observation, history, admissible, step) -> PromptParts:
+    def _parts(self, task, observation, history, admissible, step, forms=(), details=None) -> PromptParts:
         if self.action_format == "number" and not admissible and step == 1:
             raise ConfigError(
                 "data.env.action_format='number': the environment gives no info['admissible_actions'] to "
                 "number. Set data.env.action_format=text or either."
             )
         recent = tuple(history)[-self.history_length :] if self.history_length else ()
-        return PromptParts(task, observation, recent, tuple(admissible) if self.show_admissible else (), step)
+        listed = tuple(admissible) if self.show_admissible else ()
+        return PromptParts(task, observation, recent, listed, step, tuple(forms), details or {})
 
     def _render(self, parts: PromptParts) -> list[Message]:
         if self._template in SHORT:
             content = self._compact(parts)
         elif self._template == "default":
             content = self._default(parts)
+        elif self._template == "verl_agent":
+            content = verl_agent_rules.render(self._environment, parts)
         else:
             content = self._custom(parts)
         system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
         return [*system, {"role": "user", "content": content}]
 
     def _default(self, parts: PromptParts) -> str:
-        history, actions = self._history(parts), self._action_list(parts)
+        history = self._history(parts)
         whole = self.action_format == "whole"
         blocks = [
             f"You act in a text environment: every turn you read an observation and {'answer it' if whole else 'choose one action'}.",
             f"Task: {parts.task}" if parts.task else "",
             f"This is step {parts.step}." + (" Your latest turns, the oldest first:\n" + history if history else ""),
             f"Present observation:\n{parts.observation}",
-            f"Admissible actions:\n{actions}" if actions else "",
-            self._instructions(bool(actions)),
+            *self._lists(parts),
+            self._instructions(parts),
         ]
         return "\n\n".join(filter(None, blocks))
 
     def _custom(self, parts: PromptParts) -> str:
-        actions = self._action_list(parts)
         values = {
             "task": parts.task,
             "step": str(parts.step),
             "history": self._history(parts),
             "observation": parts.observation,
-            "admissible": actions,
-            "instructions": self._instructions(bool(actions)),
+            "admissible": "\n".join(filter(None, (self._action_list(parts), _form_list(parts)))),
+            "instructions": self._instructions(parts),
         }
         return _PLACES.sub(lambda place: values[place[1]], self._template)
 
@@ -205,6 +230,8 @@ class PromptBuilder:
         if parts.admissible:
             actions = (f"{i} {_plain(a)}" if self._numbers else _plain(a) for i, a in enumerate(parts.admissible, 1))
             sentences.append("can : " + " , ".join(actions))
+        if parts.forms and not brief:
+            sentences.append("forms : " + " , ".join(map(_plain, parts.forms)))
         return " . ".join(sentences) + " ."
 
     def _history(self, parts: PromptParts) -> str:
@@ -215,15 +242,26 @@ class PromptBuilder:
     def _action_list(self, parts: PromptParts) -> str:
         return "\n".join(f"{i}. {a}" if self._numbers else f"- {a}" for i, a in enumerate(parts.admissible, 1))
 
-    def _instructions(self, has_list: bool) -> str:
-        answer = self._answer(has_list)
+    def _lists(self, parts: PromptParts) -> list[str]:
+        """The blocks of admissible actions and of forms, where there are any."""
+        actions, forms = self._action_list(parts), _form_list(parts)
+        blocks = [
+            f"Admissible actions:\n{actions}" if actions else "",
+            f"Forms of {'further ' * bool(actions)}actions:\n{forms}" if forms else "",
+        ]
+        return [block for block in blocks if block]
+
+    def _instructions(self, parts: PromptParts) -> str:
+        answer = self._answer(bool(parts.admissible), bool(parts.forms))
         if not self._require_think:
             return f"Answer with {answer}"
         return f"Reason about the situation inside <{self._think}> </{self._think}>, then give {answer}"
 
-    def _answer(self, has_list: bool) -> str:
+    def _answer(self, has_list: bool, has_forms: bool) -> str:
         """How the action is to be written."""
         which = " from the list" if has_list else ""
+        if has_forms:
+            which += " or of these forms" if has_list else " of one of these forms"
         if self.action_format == "whole":
             return f"one action{which} and nothing else." if has_list else "your answer; all of it counts as your action."
         if self._action_tags:
@@ -255,14 +293,14 @@ class PromptBuilder:
 
 
 def _load(template: str) -> str:
-    if template in ("default", *SHORT):
+    if template in ("default", "verl_agent", *SHORT):
         return template
     text = template
     if "{observation}" not in template:
         path = Path(template).expanduser()
         if not path.is_file():
             raise ConfigError(
-                f"data.env.prompt_template={template!r}: not default, compact or brief, no such file, and no "
+                f"data.env.prompt_template={template!r}: not default, compact, brief or verl_agent, no such file, and no "
                 "text with {observation}. Set data.env.prompt_template=default."
             )
         text = path.read_text(encoding="utf-8")
@@ -287,6 +325,10 @@ def _largest(
         else:
             low, best, best_ids = middle + 1, middle, ids
     return best, make(best), best_ids
+
+
+def _form_list(parts: PromptParts) -> str:
+    return "\n".join(f"- {form}" for form in parts.forms)
 
 
 def _last(items: tuple, count: int) -> tuple:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_entropy.agent import verl_agent_rules
 from verl_entropy.agent.parsing import MAX_ACTION_CHARS
 from verl_entropy.config.settings import ConfigError, parse, setting
 
@@ -44,7 +45,10 @@ class AgentSettings:
     # prompt
     history_length: int = setting(2, "last turns shown in a step-wise prompt (verl-agent's default)", ge=0)
     show_admissible: bool = setting(True, "list the admissible actions in the prompt")
-    prompt_template: str = setting("default", "default, compact, brief, the path of a template, or a text with {observation}")
+    prompt_template: str = setting(
+        "default",
+        "default, compact, brief, verl_agent (its prompts and rules), the path of a template, or a text with {observation}",
+    )
     system_prompt: str = setting("", "system message; empty: none")
     overlong_prompt: str = setting(
         "truncate",
@@ -121,6 +125,18 @@ class AgentSettings:
         if not self.name.strip():
             raise ConfigError(f"{PATH}.name='': must name an environment. Set {PATH}.name=household.")
 
+        if self.prompt_template == "verl_agent":
+            self._check_verl_agent()
+
+    def _check_verl_agent(self) -> None:
+        """Its rules are one setting: what belongs to them cannot be another."""
+        for key, value in _verl_agent(self.name).items():
+            if getattr(self, key) != value:
+                raise ConfigError(
+                    f"{PATH}.{key}={getattr(self, key)!r}: {PATH}.prompt_template=verl_agent has rules of its own, where it is "
+                    f"{value!r}. Leave {PATH}.{key} out, or set {PATH}.prompt_template=default."
+                )
+
     def _check_tags(self) -> None:
         for key in ("think_tag", "action_tag"):
             if not _TAG.fullmatch(getattr(self, key)):
@@ -176,6 +192,8 @@ class AgentSettings:
             kwargs = {**(merged.get("kwargs") or {}), **(section.get("kwargs") or {})}
             merged.update(section)
             merged["kwargs"] = kwargs
+        if merged.get("prompt_template") == "verl_agent":
+            merged = {**_verl_agent(str(merged.get("name", "household"))), **merged}
         return parse(cls, merged, PATH)
 
     @property
@@ -183,7 +201,7 @@ class AgentSettings:
         """Arguments of ``PromptBuilder``."""
         same = ("history_length", "show_admissible", "action_format", "think_tag", "action_tag", "require_think", "system_prompt")
         own = {"template": self.prompt_template, "action_tags": tuple(self.action_tags), "overlong": self.overlong_prompt}
-        return {**{key: getattr(self, key) for key in same}, **own}
+        return {**{key: getattr(self, key) for key in same}, **own, "environment": self.name}
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -195,3 +213,10 @@ class AgentSettings:
         """Equal for settings that can share open environments."""
         shared = {"name": self.name, "kwargs": self.kwargs, "num_envs": self.num_envs, "isolation": self.isolation}
         return json.dumps({**shared, **self.limits}, sort_keys=True, default=repr)
+
+
+def _verl_agent(name: str) -> dict[str, Any]:
+    try:
+        return verl_agent_rules.settings_of(name)
+    except ValueError as error:
+        raise ConfigError(f"{PATH}.prompt_template=verl_agent: {error}. Set {PATH}.prompt_template=default.") from None

@@ -26,10 +26,12 @@ def end_texts(tokenizer: Any, s: AgentSettings) -> tuple[str, ...]:
 def without_end(text: str, ends: Iterable[str]) -> str:
     """The text without special tokens at its end, which a server leaves there where the tags are special tokens."""
     ends = tuple(end for end in ends if end)
-    bare = text.rstrip()
-    while (end := next((end for end in ends if bare.endswith(end)), None)) is not None:
-        text = bare = bare.removesuffix(end).rstrip()
-    return text
+    last, found = len(text.rstrip()), False  # a position, not a copy each: a text may end with thousands of them
+    while (end := next((end for end in ends if text.endswith(end, 0, last)), None)) is not None:
+        last, found = last - len(end), True
+        while last and text[last - 1].isspace():
+            last -= 1
+    return text[:last] if found else text
 
 
 def check_template(tokenizer: Any, s: AgentSettings, tokenize: Callable[[list[dict[str, str]]], list[int]]) -> None:

@@ -14,6 +14,9 @@ from verl_entropy.config.settings import ConfigError
 DEFAULTS = {"max_prompt_length": 2048, "max_response_length": 512}
 """Token limits where neither a recipe nor an override gives them: those of the papers' ALFWorld and ScienceWorld runs."""
 
+MANY = 500
+"""Episodes of a held-out split beyond which a validation takes long."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**written, "expert": expert})
     else:
         print(f"{file}: {len(found)} episodes of {settings.name}, split {args.split}, played by {agent}")
+        if args.count is None and args.split != "train" and len(found) > MANY:
+            print(f"(as data.val_files, each validation plays all {len(found)}; --count 128 takes as many as verl-agent's)")
         _print_expert(expert)
     return 0
 

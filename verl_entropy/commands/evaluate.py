@@ -5,12 +5,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from verl_entropy.commands.output import json_option, print_json, to_json
 from verl_entropy.config.settings import ConfigError
+
+TASKS = 128
+"""Tasks of a split where ``--count`` is left out: verl-agent's validation."""
+
+
+def _count(text: str) -> int | str:
+    """The value of ``--count``."""
+    return text if text == "all" else int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", help="environment; left out: that of --recipe")
     parser.add_argument("--split", action="append", required=True, help="a split; several: repeat it (IID and OOD)")
     parser.add_argument("--seeds", type=int, default=1, help="passes over the tasks; pass@k up to this k (default 1)")
-    parser.add_argument("--count", type=int, help="tasks of each split; left out: all of them")
+    parser.add_argument(
+        "--count", type=_count, help=f"tasks of each split, or all; left out: {TASKS} of them, or all of a smaller split"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which tasks and which random numbers (default 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON here, with every episode")
     json_option(parser)
@@ -67,12 +78,14 @@ def run(args: argparse.Namespace) -> int:
     args.temperature = found.temperature if args.temperature is None else args.temperature
     args.max_tokens = found.data["max_response_length"] if args.max_tokens is None else args.max_tokens
     settings = found.agent()
-    splits = [
-        (split, source.tasks(settings.name, split, count=args.count, seed=args.seed, kwargs=settings.kwargs))
-        for split in args.split
-    ]
+    splits, said = [], []
+    for split in args.split:
+        tasks, total = source.some_tasks(settings.name, split, args.count, TASKS, args.seed, settings.kwargs)
+        splits.append((split, tasks))
+        many = f"{len(tasks)} of {total or 'any number of'} tasks (--count), {args.seeds} pass(es) (--seeds)"
+        said.append(f"{split}: {many}: {len(tasks) * args.seeds} episodes")
     started = time.monotonic()
-    outcomes, sent = asyncio.run(_play(args, found, settings, splits))
+    outcomes, sent = asyncio.run(_play(args, found, settings, splits, said))
     result = {
         "environment": settings.name,
         "policy": args.endpoint or args.checkpoint,
@@ -122,8 +135,10 @@ def _check_checkpoint(path: Path) -> None:
         )
 
 
-async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list) -> tuple[list, dict[str, Any]]:
+async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: list, said: list) -> tuple[list, dict[str, Any]]:
     """The outcomes, and the sampling values that they were drawn with."""
+    from tqdm import tqdm
+
     from verl_entropy.agent.pool import PoolBroken
     from verl_entropy.agent.template import answer_tags, end_texts
     from verl_entropy.commands.data import load_tokenizer
@@ -158,8 +173,11 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
         sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special, end_texts=ends)
     chat = limit + found.data["max_response_length"]
     ask = Ask(prompt_builder(settings), sampler, limit, chat, tokenize, found.agent_loop)
+    print(*said, sep="\n", file=sys.stderr)
+    episodes = args.seeds * sum(len(tasks) for _, tasks in splits)
     try:
-        return await play(settings, splits, ask, samples=args.seeds, seed=args.seed), sampler.sent
+        with tqdm(total=episodes, unit="episode", disable=None) as bar:  # None: not where stderr is no terminal
+            return await play(settings, splits, ask, samples=args.seeds, seed=args.seed, tick=bar.update), sampler.sent
     except PoolBroken as error:
         raise ConfigError(f"--env={settings.name}: {error}") from error
     finally:

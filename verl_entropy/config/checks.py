@@ -87,6 +87,11 @@ def _check_presets(plan: Plan) -> None:
 def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
     if not lookup(raw, "trainer.use_v1", False):
         _check_ray_trainer(raw)
+        if plan.rollout is not None:
+            raise ConfigError(
+                f"algorithm.entropy.rollout={plan.rollout.name}: verl's RayPPOTrainer hands its sessions to the agent loop without a place "
+                "where they can wait for one another. Set trainer.use_v1=True (verl 0.9), or leave it out."
+            )
     strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
     if strategy not in ENGINES:
         for name, need in engine_needs(plan):

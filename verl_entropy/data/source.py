@@ -78,6 +78,23 @@ def tasks(name: str, split: str, *, count: int | None, seed: int = 0, kwargs: Ma
     ]
 
 
+def some_tasks(
+    name: str, split: str, count: int | str | None, most: int, seed: int = 0, kwargs: Mapping[str, Any] | None = None
+) -> tuple[list[Task], int | None]:
+    """(``count`` tasks of a split, how many it has): "all", a number, or None for at most ``most``; None: it has no end."""
+    if isinstance(count, int):
+        return tasks(name, split, count=count, seed=seed, kwargs=kwargs), count
+    if count is None and not isinstance(envs.resolve(name), EpisodeSource):
+        return tasks(name, split, count=most, seed=seed, kwargs=kwargs), None
+    try:
+        found = tasks(name, split, count=None, seed=seed, kwargs=kwargs)
+    except ValueError:
+        if count == "all":
+            raise
+        return tasks(name, split, count=most, seed=seed, kwargs=kwargs), None  # a split without end, else the same error again
+    return (found if count == "all" else found[:most]), len(found)
+
+
 def _check_kwargs(name: str, cls: Any, kwargs: Mapping[str, Any]) -> None:
     """ValueError for a setting that the environment does not take, and for a missing one."""
     signature = inspect.signature(cls)

@@ -17,14 +17,23 @@ ENVIRONMENTS = {
     "appworld": "verl_entropy.envs.simulators.appworld:AppWorldEnv",
     "math": "verl_entropy.envs.worlds.math:MathEnv",
     "swe": "verl_entropy.envs.worlds.swe:SweEnv",
+    "frozenlake": "gymnasium:FrozenLake-v1",
+    "sokoban": "gem:game:Sokoban-v0-easy",
 }
+BY_ID = ("gem", "reasoning_gym", "textarena", "gymnasium")
+"""Collections whose environments are named COLLECTION:ID (`verl_entropy/envs/simulators/by_id.py`)."""
 
 
 def resolve(name: str) -> Any:
-    """The class (or factory) behind a registered name or a `package.module:Class` path."""
+    """The class (or factory) behind a registered name, a `COLLECTION:ID` or a `package.module:Class` path."""
     path = ENVIRONMENTS.get(name, name)
     module, _, attribute = path.partition(":")
-    expected = f"use one of {', '.join(sorted(ENVIRONMENTS))} or a class path 'package.module:Class'"
+    if module in BY_ID and attribute:
+        return importlib.import_module("verl_entropy.envs.simulators.by_id").adapter(module, attribute)
+    expected = (
+        f"use one of {', '.join(sorted(ENVIRONMENTS))}, {', '.join(f'{name}:ID' for name in BY_ID)} or a class path "
+        "'package.module:Class'"
+    )
     if not module or not attribute:
         raise ValueError(f"environment={name!r} is not known; {expected}")
     try:

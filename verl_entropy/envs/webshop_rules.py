@@ -7,6 +7,8 @@ import re
 
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
 
+SEARCH_FORM = "search[<your query>]"
+"""How the search page's action is shown; verl-agent's words."""
 WIN_REWARD = 10.0  # what WebShop's users train on: 10 for a task score of 1, 0 for everything else
 REWARDS = ("success", "score")
 """``success``: 10 for a perfect purchase, else 0. ``score``: the task score, 0 to 1."""

@@ -58,6 +58,7 @@ class ChatPolicy(StepwisePolicy):
     def __init__(self, ask: Ask, seed: int):
         super().__init__(ask, seed)
         self._messages: list[Message] = []
+        self._forms: set[str] = set()
         self._cut = False
 
     async def act(self, state: TurnState) -> Said | None:
@@ -68,12 +69,14 @@ class ChatPolicy(StepwisePolicy):
         if not self._messages:
             prompt = await loop.run_in_executor(None, ask.fit, state)
         else:
-            followup = ask.prompts.followup(state.observation, state.admissible, state.step)
+            forms = [form for form in state.forms if form not in self._forms]
+            followup = ask.prompts.followup(state.observation, state.admissible, state.step, forms)
             messages = [*self._messages, followup]
             ids = await loop.run_in_executor(None, ask.tokenize, messages)
             if len(ids) >= ask.chat_tokens:
                 return None
             prompt = FittedPrompt(messages, ids)
+        self._forms.update(state.forms)
         answer = await ask.sampler.answer(prompt, turn_seed(self._seed, state.step))
         self.tokens += answer.tokens
         self._cut = answer.cut
@@ -101,7 +104,8 @@ class Ask:
 
     def fit(self, s: TurnState) -> FittedPrompt:
         """The prompt of a turn, within its length."""
-        return self.prompts.fit(self.tokenize, self.prompt_tokens, s.task, s.observation, s.history, s.admissible, s.step)
+        turn = (s.task, s.observation, s.history, s.admissible, s.step, s.forms, s.details)
+        return self.prompts.fit(self.tokenize, self.prompt_tokens, *turn)
 
     def policy(self, seed: int) -> StepwisePolicy:
         """A policy for one attempt at an episode."""

@@ -109,7 +109,9 @@ class AppWorldEnv(TaskEnv):
 
     def _details(self) -> dict[str, Any]:
         task = self._world.task
-        return {"won": self._won, "score": self._score, "task": task.instruction, "task_type": task_type(self._world.task_id)}
+        who = {key: str(getattr(task.supervisor, key)) for key in ("first_name", "last_name", "email", "phone_number")}
+        shown = {"task": task.instruction, "task_type": task_type(self._world.task_id), "supervisor": who}
+        return {"won": self._won, "score": self._score, **shown}
 
     def _row(self, split: str, number: int) -> dict[str, Any]:
         task_id, options = self._read(split)[number], {"split": split, "task": number}

@@ -35,7 +35,8 @@ class ScienceWorldEnv(TurnEnv):
     ``simplifications``: "easy", "" or a list. ``reward``: sparse (``win_reward`` on the step that brings the score to
     100, else 0) or dense (the step's change of score, so that a solved episode sums to ``win_reward``; a failure
     brings the score to -100). A negative score is a failure and ends the episode. ``admissible``: list the valid
-    actions in ``info``, several hundred of them, which makes a step about five times slower.
+    actions in ``info``, several hundred of them, which makes a step about five times slower. The simulator's action templates
+    and the objects in reach are always there as ``action_forms``.
     """
 
     SPLITS = tuple(SPLITS)
@@ -67,6 +68,7 @@ class ScienceWorldEnv(TurnEnv):
         self._seeds = random.Random()
         self._jvm, self._gold_jvm = _start(memory_mb), None
         self._server = _server(self._jvm)
+        self._forms: list[str] = []
         self._task, self._variation = "", -1
 
     @classmethod
@@ -99,6 +101,7 @@ class ScienceWorldEnv(TurnEnv):
         observation = self._server.step("look around")
         self._goal = self._server.getTaskDescription().removeprefix("Task Description:").strip()
         self._score = self._read_score()
+        self._forms = [form for form in self._jvm.strings(self._server.getPossibleActions()) if form != "reset task"]
         self._start()
         return observation, self._info()
 
@@ -158,6 +161,9 @@ class ScienceWorldEnv(TurnEnv):
             "won": self._score >= 100,
             "score": self._score,
         }
+        if self._playing:
+            objects = ", ".join(self._jvm.strings(self._server.getPossibleObjects()))
+            info["action_forms"] = [*self._forms, f"where OBJ is one of: {objects}"]
         if self.admissible and self._playing:
             info["admissible_actions"] = self._jvm.strings(self._server.getValidActionObjectCombinations())
         return info

@@ -13,15 +13,15 @@ from typing import Any
 
 from verl_entropy.batch.foreign import read_bool, read_number
 from verl_entropy.envs.tasks import Answer, TaskEnv, choose, need
-from verl_entropy.envs.webshop_rules import REWARDS, is_perfect, parse_action, reward_of
+from verl_entropy.envs.webshop_rules import REWARDS, SEARCH_FORM, is_perfect, parse_action, reward_of
 
 INSTALL = (
     "follow the setup of github.com/princeton-nlp/WebShop (setup.sh -d small or -d all: it downloads the product data and "
     "builds the search index with Java 11), then put that folder on PYTHONPATH. "
     "Without it use environment 'webshop_like', which needs no data"
 )
-HELD_OUT = {"test": (0, 500), "dev": (500, 1500)}
-"""WebShop's own split of its shuffled goals; the rest is `train`."""
+HELD_OUT = {"webshop": {"test": (0, 500), "dev": (500, 1500)}, "verl_agent": {"test": (0, 500), "dev": (500, 500)}}
+"""WebShop's own split of its shuffled goals, and verl-agent's, which has no `dev`; the rest is `train`."""
 SIZES = (100, 1000, 100_000)
 """Product counts that WebShop has a search index for, besides all."""
 
@@ -35,7 +35,8 @@ class WebShopEnv(TaskEnv):
     ``task`` of ``reset`` is the goal's place in its split. Environments of a process share one server (products and
     index are gigabytes), one call at a time; each has sessions of its own. ``info["score"]`` is WebShop's reward, ``won``
     that it is 1. ``num_products``: 100, 1000, 100000 or None for all. ``file_path``: the product file, None for WebShop's
-    default. ``reward``: ``success`` pays 10 for a score of 1, else 0; ``score`` pays the score.
+    default. ``goals``: how the goals are split, as WebShop does (train from goal 1500 on) or as verl-agent (from 500 on, with
+    ``human_goals`` False). ``reward``: ``success`` pays 10 for a score of 1, else 0; ``score`` pays the score.
     """
 
     SPLITS = ("train", "dev", "test")
@@ -45,6 +46,7 @@ class WebShopEnv(TaskEnv):
         split: str = "train",
         num_products: int | None = 1000,
         human_goals: bool = True,
+        goals: str = "webshop",
         file_path: str | None = None,
         observation_mode: str = "text",
         max_turns: int = 15,
@@ -54,6 +56,7 @@ class WebShopEnv(TaskEnv):
         if num_products is not None and num_products not in SIZES:
             sizes = ", ".join(map(str, SIZES))
             raise ValueError(f"num_products={num_products!r}: WebShop has an index for {sizes}, and null for all")
+        self._held_out = HELD_OUT[choose("goals", goals, tuple(HELD_OUT))]
         choose("observation_mode", observation_mode, ("text", "text_rich"))
         self.reward = choose("reward", reward, REWARDS)
         settings = {"num_products": num_products, "human_goals": read_bool(human_goals, "human_goals")}
@@ -75,14 +78,15 @@ class WebShopEnv(TaskEnv):
 
     def _range(self, split: str) -> range:
         total = len(self._shop.server.goals)
-        first, last = HELD_OUT.get(split, (HELD_OUT["dev"][1], total))
+        first, last = self._held_out.get(split, (self._held_out["dev"][1], total))
         return range(min(first, total), min(last, total))
 
     def _count(self, split: str) -> int:
         count = len(self._range(split))
         if not count:
             total = len(self._shop.server.goals)
-            raise ValueError(f"split={split!r} is empty: WebShop loaded {total} goals only; use more products (num_products)")
+            more = f"WebShop loaded {total} goals only; use more products (num_products), or goals=webshop for a dev split"
+            raise ValueError(f"split={split!r} is empty: {more}")
         return count
 
     def _begin(self, split: str, number: int) -> str:
@@ -121,9 +125,9 @@ class WebShopEnv(TaskEnv):
             "task": str(self._goal["instruction_text"]),
             "task_type": str(self._goal.get("category") or "shopping"),
         }
-        if not self._can_search:
-            details["admissible_actions"] = [f"click[{button}]" for button in self._buttons]
-        return details
+        if self._can_search:
+            return {**details, "action_forms": [SEARCH_FORM]}
+        return {**details, "admissible_actions": [f"click[{button}]" for button in self._buttons]}
 
     def _row(self, split: str, number: int) -> dict[str, Any]:
         goal = self._shop.server.goals[self._range(split)[number]]

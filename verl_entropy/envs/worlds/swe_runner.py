@@ -6,6 +6,9 @@ and file size, an environment without the user's variables, no network where the
 space (else Python's sockets are blocked), and its process group is killed. It is not a container: code that it runs has
 the user's rights, can read the user's files, and can escape by leaving its process group. Train models that write hostile
 code with ``runner: sandbox_fusion`` or a container service.
+
+Who says which tests passed is another process than the one that runs the code under test (``swe_driver``), and only its report
+counts: not exit codes, and not what the code prints, which does not know the marker.
 """
 
 from __future__ import annotations
@@ -86,29 +89,31 @@ class LocalRunner:
         seconds = int(self._timeout_s) + 1
         marker = secrets.token_hex(16)
         limits = {"cpu_s": seconds, "memory_mb": self._memory_mb, "file_mb": FILE_MB, "wall_s": seconds}
-        settings = {"repository": str(repository), "marker": marker, "limits": limits, "cut_network": True}
+        settings = {"repository": str(repository), "limits": limits, "cut_network": True}
         (folder / "main.py").write_text(_program(settings), encoding="utf-8")
-        output = folder / "output.txt"
         environment = {"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-        with _slots, output.open("wb") as sink:
+        with _slots:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(folder / "main.py")],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env=environment,
                 start_new_session=True,
             )
             try:
-                ending = f"exit code {process.wait(self._timeout_s)}"
+                said, _ = process.communicate(f"{marker}\n".encode(), self._timeout_s)
+                ending = f"exit code {process.returncode}"
             except subprocess.TimeoutExpired:
-                ending = f"stopped after {self._timeout_s:g} s"
+                said, ending = b"", f"stopped after {self._timeout_s:g} s"
             finally:
                 with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return read_report(output.read_bytes().decode("utf-8", "replace"), marker, ending)
+                for pipe in (process.stdin, process.stdout):
+                    pipe.close()
+        return read_report(said.decode("utf-8", "replace"), marker, ending)
 
 
 class SandboxFusionRunner:
@@ -125,8 +130,8 @@ class SandboxFusionRunner:
         body = {
             "compile_timeout": self._timeout_s,
             "run_timeout": self._timeout_s,
-            "code": _program({"repository": ".", "marker": marker}),
-            "stdin": "",
+            "code": _program({"repository": "."}),
+            "stdin": f"{marker}\n",
             "memory_limit_MB": self._memory_mb,
             "language": "python",
             "files": {path: base64.b64encode(text.encode()).decode() for path, text in files.items()},
@@ -190,6 +195,8 @@ def _program(settings: dict[str, Any]) -> str:
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     folder.mkdir()
     for path, text in files.items():
-        target = folder / path
+        target = Path(os.path.normpath(folder / path))
+        if folder not in target.parents:
+            raise ValueError(f"files[{path!r}]: leaves the folder of the repository; give a path inside it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

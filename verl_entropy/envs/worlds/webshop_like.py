@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_entropy.envs.tasks import Answer, TaskEnv, at_least, choose
-from verl_entropy.envs.webshop_rules import REWARDS, is_perfect, parse_action, reward_of, task_score
+from verl_entropy.envs.webshop_rules import REWARDS, SEARCH_FORM, is_perfect, parse_action, reward_of, task_score
 from verl_entropy.envs.worlds.webshop_like_catalogue import SPLITS, Goal, Product, catalogue
 
 RESULTS, PER_PAGE = 50, 10  # WebShop's: at most 50 results, ten a page
@@ -23,7 +23,8 @@ class WebShopLikeEnv(TaskEnv):
 
     Pages: search -> results (ten a page) -> item (options, description, features, reviews, attributes, buy now).
     Actions: ``search[words]`` on the search page, ``click[button]`` elsewhere; whatever else costs a turn and changes
-    nothing. ``info["admissible_actions"]`` lists the clicks; the search page lists nothing, because every search is allowed.
+    nothing. ``info["admissible_actions"]`` lists the clicks; the search page gives the form
+    ``search[<your query>]`` in ``info["action_forms"]``, because every search is allowed.
 
     The purchase ends the episode with the task score r_type (attributes + options + price) / total in ``info["score"]``;
     ``reward="success"`` pays 10 for a score of 1 and 0 otherwise, ``reward="score"`` pays the score.
@@ -88,9 +89,9 @@ class WebShopLikeEnv(TaskEnv):
             "task": self._goal.instruction,
             "task_type": self._goal.department,
         }
-        if self._at != "search":
-            details["admissible_actions"] = [f"click[{button}]" for button in self._buttons()]
-        return details
+        if self._at == "search":
+            return {**details, "action_forms": [SEARCH_FORM]}
+        return {**details, "admissible_actions": [f"click[{button}]" for button in self._buttons()]}
 
     # -- private
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``prompt_template=verl_agent`` as one setting; tests/verl_agent/test_prompts.py compares it with verl-agent itself."""
+
+import asyncio
+
+import pytest
+
+from verl_entropy.agent.episode import EpisodeRunner
+from verl_entropy.agent.pool import pool_of
+from verl_entropy.agent.prompts import PromptBuilder
+from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.agent.verl_agent_rules import KINDS, project
+from verl_entropy.config.settings import ConfigError
+
+
+def settings(name, **more):
+    return AgentSettings.from_mappings({"name": name, "prompt_template": "verl_agent", **more})
+
+
+@pytest.mark.parametrize(("name", "tags"), [("alfworld", ("action",)), ("search", ("search", "answer")), ("appworld", ("code",))])
+def test_the_template_brings_its_rules(name, tags):
+    s = settings(name)
+    assert s.answer_tags == tags and not s.require_admissible and s.require_think == (name != "search")
+
+
+@pytest.mark.parametrize("key", [{"strict_format": True}, {"require_admissible": True}, {"action_format": "number"}])
+def test_what_contradicts_its_rules_is_refused(key):
+    with pytest.raises(ConfigError, match=rf"{next(iter(key))}=.*prompt_template=verl_agent has rules"):
+        settings("alfworld", **key)
+
+
+def test_other_environments_are_refused():
+    with pytest.raises(ConfigError, match=r"no prompt for the environment 'household', only for alfworld, webshop"):
+        settings("household")
+
+
+def test_first_and_later_turns():
+    prompts = PromptBuilder(**settings("alfworld").prompts)
+    first = prompts.messages("t", "a room", [], ["look", "go"], 1)[-1]["content"]
+    assert first.startswith("\nYou are an expert agent operating in the ALFRED") and "['look'\n 'go']." in first
+    later = prompts.messages("t", "b", [("a room", "go")] * 3, ["look"], 4)[-1]["content"]
+    assert "already taken 3 step(s)" in later and "most recent 2 obs" in later
+    assert "[Observation 3: 'a room', Action 3: 'go']" in later and "Observation 1:" not in later
+
+
+def test_a_long_prompt_is_cut_by_whole_turns():
+    prompts = PromptBuilder(**settings("webshop").prompts)
+    history = [("page " * 50, "search[x]")] * 2
+    fitted = prompts.fit(lambda m: m[0]["content"].split(), 230, "t", "now", history, ["click[a]"], 3)
+    assert fitted.dropped_turns == 1 and "most recent 1 obs" in fitted.messages[0]["content"]
+
+
+@pytest.mark.parametrize("name", sorted(set(KINDS) - {"search", "appworld"}))
+def test_an_inadmissible_action_is_valid_and_the_order_of_tags_is_free(name):
+    parsed = project("<action>Fly</action><think>x</think>", name, ["go"])
+    assert (parsed.action, parsed.valid(False), parsed.admissible) == ("fly", True, False)
+    assert not project("<action>go</action>", name, ["go"]).valid(False)
+    assert project("reason</think><action>go</action>", name, ["go"], think_in_prompt=True).valid(False)
+
+
+class Told:
+    """Answers as told and keeps what it was shown."""
+
+    def __init__(self, answers):
+        self.answers, self.states = iter(answers), []
+
+    async def act(self, state):
+        self.states.append(state)
+        return next(self.answers)
+
+
+@pytest.mark.parametrize(("template", "penalties"), [("verl_agent", [0.1, 0.0]), ("default", [0.1, 0.1])])
+def test_penalties_of_an_episode(template, penalties):
+    s = AgentSettings.from_mappings({"name": "webshop_like", "prompt_template": template, "max_turns": 3})
+    pool = pool_of(s)
+    answers = ["buy", "<think>a</think><action>search[mug]</action>", "<think>a</think><action>click[no such button]</action>"]
+    try:
+        episode, policy = asyncio.run(EpisodeRunner(s, pool).run(lambda: Told(answers), seed=0))
+    finally:
+        pool.close()
+    found = [turn.penalty for turn in episode.turns]
+    assert found == [penalties[0], 0.0, penalties[1]]
+    prompt = PromptBuilder(**s.prompts).messages("t", policy.states[0].observation, forms=policy.states[0].forms)[-1]["content"]
+    assert "search[<your query>]" in prompt and ("'click[search]'," in prompt) == (template == "verl_agent")
+
+
+def test_search_needs_no_thought_and_one_action():
+    assert project("<answer> Rome </answer>", "search").action == "<answer>Rome</answer>"
+    assert project("<answer>Rome</answer>", "search").valid(False)
+    assert not project("<search>a</search><answer>b</answer>", "search").valid(False)
+
+
+@pytest.mark.parametrize("tag", ["<search>", "<answer>", "<action>", "</action>", "<think>"])
+def test_many_tags_cost_linear_time(tag):
+    import time
+
+    for name in KINDS:
+        started = time.process_time()
+        project(tag * 125_000, name)
+        assert time.process_time() - started < 1.0, name
