@@ -8,8 +8,8 @@ import pytest
 from verl_entropy.agent.episode import EpisodeRunner
 from verl_entropy.agent.pool import pool_of
 from verl_entropy.agent.prompts import PromptBuilder
-from verl_entropy.agent.settings import AgentSettings
-from verl_entropy.agent.verl_agent_rules import KINDS, project
+from verl_entropy.agent.settings import AgentSettings, check_texts
+from verl_entropy.agent.verl_agent_rules import HOME, KINDS, project, templates
 from verl_entropy.config.settings import ConfigError
 
 
@@ -37,17 +37,40 @@ def test_other_environments_are_refused():
 def test_first_and_later_turns():
     prompts = PromptBuilder(**settings("alfworld").prompts)
     first = prompts.messages("t", "a room", [], ["look", "go"], 1)[-1]["content"]
-    assert first.startswith("\nYou are an expert agent operating in the ALFRED") and "['look'\n 'go']." in first
+    assert first == "alfworld first: a room: ['look'\n 'go']"
     later = prompts.messages("t", "b", [("a room", "go")] * 3, ["look"], 4)[-1]["content"]
-    assert "already taken 3 step(s)" in later and "most recent 2 obs" in later
-    assert "[Observation 3: 'a room', Action 3: 'go']" in later and "Observation 1:" not in later
+    assert later.startswith("alfworld later: t: 3, last 2: [Observation 2: 'a room', Action 2: 'go']\n[Observation 3: ")
+
+
+@pytest.fixture(autouse=True)
+def _read_anew():
+    templates.cache_clear()
+    yield
+    templates.cache_clear()
+
+
+def test_without_its_checkout_it_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv(HOME)
+    with pytest.raises(
+        ConfigError, match=r"prompt_template=verl_agent: VERL_AGENT_HOME is not set.*git clone.*prompt_template=default"
+    ):
+        check_texts(settings("webshop"))
+    monkeypatch.setenv(HOME, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"VERL_AGENT_HOME=.*: no file .*webshop\.py"):
+        check_texts(settings("webshop"))
+    file = tmp_path / "agent_system/environments/prompts/webshop.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("WEBSHOP_TEMPLATE = 'a'\n")
+    with pytest.raises(ConfigError, match=r"has no text WEBSHOP_TEMPLATE_NO_HIS: tested is"):
+        check_texts(settings("webshop"))
+    check_texts(AgentSettings.from_mappings({"name": "household"}))
 
 
 def test_a_long_prompt_is_cut_by_whole_turns():
     prompts = PromptBuilder(**settings("webshop").prompts)
     history = [("page " * 50, "search[x]")] * 2
-    fitted = prompts.fit(lambda m: m[0]["content"].split(), 230, "t", "now", history, ["click[a]"], 3)
-    assert fitted.dropped_turns == 1 and "most recent 1 obs" in fitted.messages[0]["content"]
+    fitted = prompts.fit(lambda m: m[0]["content"].split(), 80, "t", "now", history, ["click[a]"], 3)
+    assert fitted.dropped_turns == 1 and "last 1:" in fitted.messages[0]["content"]
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - {"search", "appworld"}))

@@ -48,7 +48,7 @@ from verl_entropy.agent.environment import snapshot_of
 from verl_entropy.agent.episode import Branch, Episode, EpisodeRunner, Policy, Said, SessionFailed, TurnState
 from verl_entropy.agent.pool import BROKEN, EnvPool, PoolBroken, pool_of, shared_pool
 from verl_entropy.agent.prompts import FittedPrompt, PromptBuilder
-from verl_entropy.agent.settings import PATH, AgentSettings
+from verl_entropy.agent.settings import PATH, AgentSettings, check_texts
 from verl_entropy.agent.template import answer_tags, check_template, end_texts, without_end
 from verl_entropy.batch.foreign import ProtocolError, read_whole
 from verl_entropy.config import plan
@@ -118,6 +118,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         self.settings = s = _settings(pickle.dumps(sections))
         self.prompt_length: int = self.rollout_config.prompt_length
         self.response_length: int = self.rollout_config.response_length
+        check_texts(s)
         self.prompts = _prompt_builder(**s.prompts)
         special, tags = set(self.tokenizer.all_special_tokens), answer_tags(s)
         self._skip_special_tokens = not special & tags

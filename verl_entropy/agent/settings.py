@@ -215,6 +215,15 @@ class AgentSettings:
         return json.dumps({**shared, **self.limits}, sort_keys=True, default=repr)
 
 
+def check_texts(s: AgentSettings) -> None:
+    """ConfigError where the template's texts are not on this machine."""
+    if s.prompt_template == "verl_agent":
+        try:
+            verl_agent_rules.templates(verl_agent_rules.KINDS[s.name])
+        except ValueError as error:
+            raise ConfigError(f"{PATH}.prompt_template=verl_agent: {error}, or set {PATH}.prompt_template=default.") from None
+
+
 def _verl_agent(name: str) -> dict[str, Any]:
     try:
         return verl_agent_rules.settings_of(name)

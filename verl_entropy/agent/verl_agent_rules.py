@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``data.env.prompt_template=verl_agent``: verl-agent's prompts and its rules for an answer, where a paper's setting demands them.
 
-One setting: the texts (``verl_agent_prompts/``), the first turn without a history, the forms of the lists, and which answers
-are valid. verl-agent is lenient: an action that is not admissible is valid and not penalised, the thought may stand anywhere,
+One setting: the texts, the first turn without a history, the forms of the lists, and which answers are valid. The texts are
+One setting: the texts, the first turn without a history, the forms of the lists, and which answers are valid. The texts are
+verl-agent's own: they are read, and not run, from a checkout of it, whose folder ``$VERL_AGENT_HOME`` names. verl-agent
 the first tags count, and search needs no thought. What is not an action is sent to the environment by its last characters.
 Source: github.com/langfengQ/verl-agent, commit 796ed31 (``agent_system/environments``), compared with it in the tests.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +40,8 @@ OF_KIND: dict[str, dict[str, Any]] = {
 """... and where an environment differs."""
 TAIL = {"alfworld": 30, "webshop": 20, "appworld": 100}
 """Characters of an answer without an action that the environment gets: its last ones."""
+HOME = "VERL_AGENT_HOME"
+"""Variable with the folder of a checkout of verl-agent, on every node."""
 SUPERVISOR = ("first_name", "last_name", "email", "phone_number")
 WEBSHOP_CHARS, APPWORLD_CHARS = 13_000, 10_000
 """A longer WebShop prompt loses its history; of AppWorld's history the last characters stay."""
@@ -131,13 +136,31 @@ def _fill(kind: str, parts: Parts, history: tuple[tuple[str, str], ...]) -> str:
         values["action_history"] = ("... " + code[-APPWORLD_CHARS:] if len(code) > APPWORLD_CHARS else code).strip()
     if kind == "appworld":
         values |= {f"supervisor_{key}": parts.details["supervisor"][key] for key in SUPERVISOR}
-    return _template(f"{kind}_{'later' if history else 'first'}.txt").format(**values)
+    first_text, later_text = templates(kind)
+    return (later_text if history else first_text).format(**values)
 
 
 @functools.cache
-def _template(file: str) -> str:
-    with open(Path(__file__).parent / "verl_agent_prompts" / file, encoding="utf-8", newline="") as stream:
-        return stream.read()
+def templates(kind: str) -> tuple[str, str]:
+    """verl-agent's texts of the first and of later turns; ValueError where its checkout or a text is missing."""
+    home = os.environ.get(HOME)
+    path = Path(home or "", "agent_system", "environments", "prompts", f"{kind}.py")
+    if not home or not path.is_file():
+        raise ValueError(
+            f"{f'{HOME}={home}: no file {path}' if home else f'{HOME} is not set'}, and the texts are read from a checkout of verl-agent. "
+            f"Run git clone https://github.com/langfengQ/verl-agent on every node and set {HOME} to its folder"
+        )
+    texts = {
+        target.id: node.value.value
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    names = (f"{kind.upper()}_TEMPLATE_NO_HIS", f"{kind.upper()}_TEMPLATE")
+    if missing := [name for name in names if not isinstance(texts.get(name), str)]:
+        raise ValueError(f"{path} has no text {', '.join(missing)}: tested is verl-agent at 796ed31")
+    return str(texts[names[0]]), str(texts[names[1]])
 
 
 def _without_task(page: str, task: str) -> str:

@@ -16,7 +16,7 @@ from verl_entropy import envs
 from verl_entropy.agent.environment import StepResult, reached_goal, read_reset, read_step
 from verl_entropy.agent.parsing import find_action, format_response
 from verl_entropy.agent.prompts import FittedPrompt, Message, PromptBuilder
-from verl_entropy.agent.settings import AgentSettings
+from verl_entropy.agent.settings import AgentSettings, check_texts
 from verl_entropy.agent.template import check_template
 from verl_entropy.data.experts import THOUGHT, Expert, ExpertFailed, make_expert
 from verl_entropy.data.source import Task
@@ -131,6 +131,7 @@ class TurnWriter:
 
 def prompt_builder(s: AgentSettings) -> PromptBuilder:
     """The prompt builder that the agent loop makes from the same settings."""
+    check_texts(s)
     return PromptBuilder(**s.prompts)
 
 

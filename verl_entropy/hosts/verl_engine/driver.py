@@ -217,9 +217,10 @@ def check_environment(config: DictConfig) -> None:
     if "env" not in config.data or config.data.env is None:
         return
     from verl_entropy import envs
-    from verl_entropy.agent.settings import PATH, AgentSettings
+    from verl_entropy.agent.settings import PATH, AgentSettings, check_texts
 
     settings = AgentSettings.from_mappings(OmegaConf.to_container(config.data.env, resolve=True))
+    check_texts(settings)
     try:
         envs.resolve(settings.name)
     except ValueError as error:
