@@ -59,7 +59,7 @@ def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
     return [
         *importlib.import_module(world.module).words(folder, job.seed, run, steps, method.presets),
         "trainer.save_freq=-1",  # a run that was cut begins anew
-        f"trainer.test_freq={max(1, steps // 2)}",
+        f"trainer.test_freq={max(1, steps // world.validations)}",
         "++ray_kwargs.ray_init.address=local",
         *world.regimes[job.regime].overrides,
         *method.overrides,

@@ -80,6 +80,8 @@ class World:
     episodes: int
     """Held-out episodes of each split."""
     text: str
+    validations: int = 2
+    """Of the training: at the end, and 2: in the middle, too; one more is made before it."""
     regimes: dict[str, Regime] = field(default_factory=dict)
 
 
@@ -107,6 +109,7 @@ WORLDS = {
         episodes=320,
         text="Gymnasium's FrozenLake as text, a new 4 x 4 map every episode (a quarter holes, no slipping, up to 10 moves); the household's "
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
+        validations=1,
         regimes={
             "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
             "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
@@ -121,6 +124,7 @@ WORLDS = {
         episodes=640,
         text="A two-armed bandit in the manner of RAGEN's: a safe arm pays .15, a bold one 1 in a quarter of all pulls, and success is to pull "
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
+        validations=1,
         regimes={
             "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
             "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
