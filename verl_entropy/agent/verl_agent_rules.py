@@ -2,9 +2,9 @@
 """``data.env.prompt_template=verl_agent``: verl-agent's prompts and its rules for an answer, where a paper's setting demands them.
 
 One setting: the texts, the first turn without a history, the forms of the lists, and which answers are valid. The texts are
-One setting: the texts, the first turn without a history, the forms of the lists, and which answers are valid. The texts are
-verl-agent's own: they are read, and not run, from a checkout of it, whose folder ``$VERL_AGENT_HOME`` names. verl-agent
-the first tags count, and search needs no thought. What is not an action is sent to the environment by its last characters.
+verl-agent's own: they are read, and not run, from a checkout of it, whose folder ``$VERL_AGENT_HOME`` names. verl-agent is lenient:
+an action that is not admissible is valid and not penalised, the thought may stand anywhere, the first tags count, and search needs no
+thought. What is not an action is sent to the environment by its last characters.
 Source: github.com/langfengQ/verl-agent, commit 796ed31 (``agent_system/environments``), compared with it in the tests.
 """
 
