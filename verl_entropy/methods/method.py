@@ -192,8 +192,14 @@ class Transform(Method):
     apply: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult]
     drops: bool = False
     """May drop tokens from the policy's loss, for which the actor needs this package's engine."""
+    keeps_with: tuple[str, Any] | None = None
+    """(setting, value) with which it drops none all the same."""
     order: int = 100
     """Position among the transforms where the configuration gives no order."""
+
+    def drops_with(self, settings: Any) -> bool:
+        """Whether it drops tokens with these settings."""
+        return self.drops and (self.keeps_with is None or getattr(settings, self.keeps_with[0]) != self.keeps_with[1])
 
 
 @dataclass(frozen=True, kw_only=True)
