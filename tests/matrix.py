@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the parts of the matrix and writes tests/matrix.json; started by tests/matrix.sh."""
+"""Runs the parts of the matrix and writes tests/matrix.json; started by tests/matrix.sh.
+
+``VERSION:STEP,STEP`` runs some steps of a version again, ``VERSION:HOST/STEP`` those of one trainer.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ class Matrix:
         self.old = version < "0.9"
         loading = {"VERL_USE_EXTERNAL_MODULES": "verl_entropy.plugin"} if self.old else {}
         paths = [str(ROOT), str(HERE / "real"), str(HERE / "cpu")]
-        self.env = {**os.environ, **loading, "PYTHONPATH": os.pathsep.join(paths), "VERL_ENTROPY_CHOSEN": ""}
+        patient = {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
+        self.env = {**os.environ, **loading, **patient, "PYTHONPATH": os.pathsep.join(paths), "VERL_ENTROPY_CHOSEN": ""}
 
     def symbols(self) -> str:
         """Every name that is used is there."""
@@ -199,12 +203,17 @@ def main(versions: list[str]) -> int:
     ).stdout.strip()
     failed = 0
     with tempfile.TemporaryDirectory(prefix="ve-matrix-") as folder:
-        for version in versions or HOSTS:
+        for word in versions or HOSTS:
+            version, _, some = word.partition(":")
             python = environment(version)
             for host in HOSTS[version]:
                 matrix = Matrix(version, host, python, Path(folder))
-                row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": {}}
-                for name in STEPS:
+                before = kept.get(f"{version} {host}", {}).get("steps", {}) if some else {}
+                row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": before}
+                for name in some.split(",") if some else STEPS:
+                    if some and "/" in name and name.split("/")[0] != host:
+                        continue
+                    name = name.rpartition("/")[2]
                     row["steps"][name] = found = step(getattr(matrix, name))
                     failed += not found["ok"]
                     print(

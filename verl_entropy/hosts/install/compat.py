@@ -132,6 +132,9 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {
         **dict.fromkeys(("AgentLoopBase", "AgentLoopOutput", "AgentLoopWorker")),
+        "AgentLoopBase.continuous_token_builder": None,
+        "AgentLoopBase.ct_merge_context_msg": ("self", "previous_messages", "updated_messages", "runtime_token_ids"),
+        "AgentLoopBase.ct_merge_assistant_token": ("self", "runtime_token_ids", "assistant_token_ids"),
         "AgentLoopWorker._run_agent_loop": ("self",),
         "AgentLoopWorker._agent_loop_postprocess": ("self", "output"),
         "AgentLoopWorker._postprocess": ("self", "inputs", "input_non_tensor_batch"),
@@ -183,9 +186,14 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
 }
 
+_LOOPS = "verl.experimental.agent_loop.agent_loop"
 V1_MODULES = ("verl.trainer.ppo.v1.", "transfer_queue")
 """Modules of verl's V1 trainer, which begins with 0.9."""
 SINCE_09 = (
+    *(
+        f"{_LOOPS}.AgentLoopBase.{name}"
+        for name in ("continuous_token_builder", "ct_merge_context_msg", "ct_merge_assistant_token")
+    ),
     "verl.workers.engine.base.EngineRegistry.register",
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard",
     "verl.workers.utils.padding.response_from_nested",
