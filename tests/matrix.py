@@ -194,10 +194,13 @@ def step(run: Callable[[], str]) -> dict:
     return {"ok": ok, "note": note, "seconds": round(time.monotonic() - start)}
 
 
+def _kept() -> dict:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
 def main(versions: list[str]) -> int:
     import tempfile
 
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -208,7 +211,7 @@ def main(versions: list[str]) -> int:
             python = environment(version)
             for host in HOSTS[version]:
                 matrix = Matrix(version, host, python, Path(folder))
-                before = kept.get(f"{version} {host}", {}).get("steps", {}) if some else {}
+                before = _kept().get(f"{version} {host}", {}).get("steps", {}) if some else {}
                 row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": before}
                 for name in some.split(",") if some else STEPS:
                     if some and "/" in name and name.split("/")[0] != host:
@@ -220,7 +223,7 @@ def main(versions: list[str]) -> int:
                         f"{version} {host} {name}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}",
                         flush=True,
                     )
-                kept[f"{version} {host}"] = row
+                kept = {**_kept(), f"{version} {host}": row}  # another call may have written
                 RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     return int(failed > 0)
 
