@@ -89,10 +89,11 @@ class Matrix:
         """One recorded batch: advantages and one update of the FSDP engine, against V1 of the base environment."""
         import torch
 
-        if not (self.folder / "model").exists():
+        if not (self.folder / "tiny").exists():
             import tiny_llama
 
-            tiny_llama.save(self.folder / "model")
+            (self.folder / "tiny").mkdir()
+            tiny_llama.save(self.folder / "tiny")
         reference = self._engine(Path(sys.executable), "v1", {**self.env, "VERL_USE_EXTERNAL_MODULES": ""})
         if self.host == "V1":
             found = self._engine(self.python, "v1", self.env)
@@ -113,7 +114,7 @@ class Matrix:
         out = self.folder / f"numbers-{self.version}-{host}-{python.parents[1].name}"
         names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         own = {**env, **names, "MASTER_PORT": str(ranks._free_port()), "VERL_PLATFORM": "cpu", "MKL_CBWR": "AUTO,STRICT"}
-        command = [str(python), str(HERE / "engine/hosts_rank.py"), str(self.folder / "model"), str(out), f"{host}:{PRESETS}"]
+        command = [str(python), str(HERE / "engine/hosts_rank.py"), str(self.folder / "tiny"), str(out), f"{host}:{PRESETS}"]
         done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT_S)
         if done.returncode:
             raise Wrong(done.stderr[-1500:])
