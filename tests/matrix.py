@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the parts of the matrix and writes tests/matrix.json; started by tests/matrix.sh."""
+"""Runs the parts of the matrix and writes tests/matrix.json; started by tests/matrix.sh.
+
+``VERSION:STEP,STEP`` runs some steps of a version again, ``VERSION:HOST/STEP`` those of one trainer.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ class Matrix:
         self.old = version < "0.9"
         loading = {"VERL_USE_EXTERNAL_MODULES": "verl_entropy.plugin"} if self.old else {}
         paths = [str(ROOT), str(HERE / "real"), str(HERE / "cpu")]
-        self.env = {**os.environ, **loading, "PYTHONPATH": os.pathsep.join(paths), "VERL_ENTROPY_CHOSEN": ""}
+        patient = {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
+        self.env = {**os.environ, **loading, **patient, "PYTHONPATH": os.pathsep.join(paths), "VERL_ENTROPY_CHOSEN": ""}
 
     def symbols(self) -> str:
         """Every name that is used is there."""
@@ -85,10 +89,11 @@ class Matrix:
         """One recorded batch: advantages and one update of the FSDP engine, against V1 of the base environment."""
         import torch
 
-        if not (self.folder / "model").exists():
+        if not (self.folder / "tiny").exists():
             import tiny_llama
 
-            tiny_llama.save(self.folder / "model")
+            (self.folder / "tiny").mkdir()
+            tiny_llama.save(self.folder / "tiny")
         reference = self._engine(Path(sys.executable), "v1", {**self.env, "VERL_USE_EXTERNAL_MODULES": ""})
         if self.host == "V1":
             found = self._engine(self.python, "v1", self.env)
@@ -109,7 +114,7 @@ class Matrix:
         out = self.folder / f"numbers-{self.version}-{host}-{python.parents[1].name}"
         names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         own = {**env, **names, "MASTER_PORT": str(ranks._free_port()), "VERL_PLATFORM": "cpu", "MKL_CBWR": "AUTO,STRICT"}
-        command = [str(python), str(HERE / "engine/hosts_rank.py"), str(self.folder / "model"), str(out), f"{host}:{PRESETS}"]
+        command = [str(python), str(HERE / "engine/hosts_rank.py"), str(self.folder / "tiny"), str(out), f"{host}:{PRESETS}"]
         done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT_S)
         if done.returncode:
             raise Wrong(done.stderr[-1500:])
@@ -190,28 +195,36 @@ def step(run: Callable[[], str]) -> dict:
     return {"ok": ok, "note": note, "seconds": round(time.monotonic() - start)}
 
 
+def _kept() -> dict:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
 def main(versions: list[str]) -> int:
     import tempfile
 
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     failed = 0
     with tempfile.TemporaryDirectory(prefix="ve-matrix-") as folder:
-        for version in versions or HOSTS:
+        for word in versions or HOSTS:
+            version, _, some = word.partition(":")
             python = environment(version)
             for host in HOSTS[version]:
                 matrix = Matrix(version, host, python, Path(folder))
-                row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": {}}
-                for name in STEPS:
+                before = _kept().get(f"{version} {host}", {}).get("steps", {}) if some else {}
+                row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": before}
+                for name in some.split(",") if some else STEPS:
+                    if some and "/" in name and name.split("/")[0] != host:
+                        continue
+                    name = name.rpartition("/")[2]
                     row["steps"][name] = found = step(getattr(matrix, name))
                     failed += not found["ok"]
                     print(
                         f"{version} {host} {name}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}",
                         flush=True,
                     )
-                kept[f"{version} {host}"] = row
+                kept = {**_kept(), f"{version} {host}": row}  # another call may have written
                 RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     return int(failed > 0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu.report_seams import shares, without_saving
 
 from verl_entropy.commands import table
+from verl_entropy.methods import registry
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "examples" / "results"
@@ -416,6 +417,39 @@ def benchmark_table() -> str:
     return "\n".join(lines + [f"| {row['what']} | {row['value']} |" for row in r["rows"]])
 
 
+def versions_table() -> str:
+    """What ran under which verl, from tests/matrix.json; nothing where it was not run."""
+    if (kept := _kept(ROOT / "tests/matrix.json")) is None:
+        return ""
+    names = list(dict.fromkeys(name for row in kept.values() for name in row["steps"]))
+    lines = [f"| verl, trainer | {' | '.join(names)} | date, commit |", "|---" * (len(names) + 2) + "|"]
+    for name, row in kept.items():
+        cells = [_cell(row["steps"].get(step)) for step in names]
+        version, host = name.split()
+        lines.append(f"| {version}, {host} | {' | '.join(cells)} | {row['date']}, {row['commit']} |")
+    return "\n".join(lines)
+
+
+def _cell(step: dict | None) -> str:
+    if step is None:
+        return "not run"
+    return step["note"] if step["ok"] else "failed"
+
+
+def needs_table() -> str:
+    """What the methods need of a training engine, and which engines of verl give it."""
+    from verl_entropy.config import checks
+
+    users: dict[str, list[str]] = {}
+    for method in registry.methods():
+        users.setdefault(checks.engine_need(method, method.settings()) or "nothing", []).append(method.name)
+    lines = ["| methods | need of the training engine | with |", "|---|---|---|"]
+    for need, names in sorted(users.items(), key=lambda item: item[0] != "nothing"):
+        engines = "every engine and sampler that verl's trainer runs" if need == "nothing" else ", ".join(checks.ENGINES)
+        lines.append(f"| {', '.join(sorted(set(names)))} | {need} | {engines} |")
+    return "\n".join(lines)
+
+
 def parts() -> dict[Path, dict[str, tuple[str, str]]]:
     """File -> words of the comment that opens a generated part -> (words of the comment that closes it, text)."""
     results = [quickstart_table(), learning(), learning_limit()]
@@ -426,6 +460,7 @@ def parts() -> dict[Path, dict[str, tuple[str, str]]]:
         ROOT / "verl_entropy/commands/README.md": {"table: verl-entropy table commands": ("commands", table.commands())},
         ROOT / "verl_entropy/diagnostics/README.md": {"detector": ("detector", detector_table())},
         ROOT / "verl_entropy/envs/README.md": {"environments": ("environments", environments_table())},
+        ROOT / "verl_entropy/hosts/README.md": {"versions": ("versions", versions_table()), "needs": ("needs", needs_table())},
         ROOT / "recipes/README.md": {"results": ("results", _joined(results)), "costs": ("costs", _joined(costs))},
         ROOT / "tests/gpu/README.md": {"checks": ("checks", _joined(checks))},
         LEARNED / "README.md": {"results": ("results", learning_recipe())},

@@ -61,6 +61,31 @@ def test_refused_with_the_fix(path, value, says):
         checks.check(plan.read(raw), raw)
 
 
+@pytest.mark.parametrize(
+    ("entropy", "policy_loss", "says"),
+    [
+        ({"presets": {"gigpo": True, "aem": True, "repo_d": True}}, {}, None),
+        (
+            {"presets": {"gigpo": True}, "transforms": ["aem"], "aem": {"sign_mask": "positive"}},
+            {},
+            "aem needs a mask of the actor's own",
+        ),
+        ({"presets": {"gigpo": True}}, {"regularizer": "epo"}, "epo needs entropy with its gradient"),
+        ({"presets": {"gigpo": True}}, {"clip_controller": "adapo"}, "adapo needs counts of the whole mini-batch in the loss"),
+    ],
+)
+def test_another_engine_trains_what_needs_none_of_ours(entropy, policy_loss, says):
+    """Columns and the entropy of the old-log-prob pass are there with every engine; a refusal names method, need and engine."""
+    raw = copy.deepcopy(BASE)
+    raw["algorithm"] = {"adv_estimator": "gigpo", "entropy": entropy}
+    raw["actor_rollout_ref"]["actor"] = {"strategy": "megatron", "entropy_coeff": 0.0, "policy_loss": policy_loss}
+    if says is None:
+        checks.check(plan.read(raw), raw)
+        return
+    with pytest.raises(ConfigError, match=f"actor_rollout_ref.actor.strategy=megatron: {says}.*with fsdp and fsdp2 only"):
+        checks.check(plan.read(raw), raw)
+
+
 def test_a_group_of_one_is_refused_for_verls_own_group_base():
     raw = copy.deepcopy(BASE)
     raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {}}

@@ -11,21 +11,14 @@ from verl_entropy.runs.runfile import RunReader
 
 pytestmark = pytest.mark.real
 
-SPANS = (
-    *OURS,
-    "trainer.use_v1=False",
-    "actor_rollout_ref.rollout.agent.default_agent_loop=span_env",
-    "data.max_response_length=96",
-    "actor_rollout_ref.rollout.response_length=96",
-    "+data.env.max_tokens_per_turn=16",
-    "trainer.save_freq=2",
-)
+TURNS = (*OURS, "trainer.use_v1=False", "trainer.save_freq=2", "trainer.test_freq=3")
+"""A row per turn: more rows than verl sent prompts, filled up to whole mini-batches."""
 
 
 @pytest.fixture(scope="module")
 def whole(runner):
     file = f"++algorithm.entropy.diagnostics.run_file.folder={runner.folder}/file"
-    return runner.run("ray", *SPANS, "trainer.total_training_steps=3", file)
+    return runner.run("ray", *TURNS, "trainer.total_training_steps=3", file)
 
 
 def test_every_seam_and_the_state(runner, whole):
@@ -38,6 +31,7 @@ def test_every_seam_and_the_state(runner, whole):
         assert step["verl_entropy/entropy"] == pytest.approx(step["actor/entropy"], abs=1e-5)
         assert step["training/rollout_probs_diff_max"] < 1e-5
     assert math.isfinite(whole.steps[1]["verl_entropy/interference/drift"])  # the sample went through the log-prob pass
+    assert any(key.startswith("val-core/colours/acc") for key in whole.steps[3])  # a validation counts episodes
     state = json.loads((whole.folder / "global_step_2" / "verl_entropy.json").read_text())
     assert state["state"]["epo"]["count"] == 2
     assert list(RunReader(runner.folder / "file").series("actor/grad_norm")[0]) == [1, 2, 3]
@@ -46,5 +40,5 @@ def test_every_seam_and_the_state(runner, whole):
 def test_resume_gives_the_same_next_step(runner, whole):
     """From the checkpoint of step 2, head, history and diagnostics go on as in the run that was not stopped."""
     (whole.folder / "latest_checkpointed_iteration.txt").write_text("2")
-    resumed = runner.run("ray", *SPANS, "trainer.total_training_steps=3")
+    resumed = runner.run("ray", *TURNS, "trainer.total_training_steps=3")
     assert differing(whole.steps[3], resumed.steps[3]) == []

@@ -12,7 +12,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
-from verl_entropy.methods.method import Rollout, Transform
+from verl_entropy.methods.method import Method
 
 ENGINE_VENDORS = ("nvidia", "amd", "cpu")
 """Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
@@ -42,26 +42,29 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
     drops = plan.entropy.equal_returns == "drop" or any(
-        isinstance(c.method, Transform | Rollout) and c.method.drops for c in plan.choices
+        c.method.drops_with(c.settings) for c in plan.choices
     )  # the engine gives the actor a mask of its own
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 
+def engine_need(method: Method, settings: Any) -> str | None:
+    """What the method needs, with these settings, of a training engine of ours; None: nothing, any engine of verl will do."""
+    if "hidden" in method.needs or method.kind == "head":
+        return "the model's hidden states"
+    if "grad_entropy" in method.needs:
+        return "entropy with its gradient"
+    if "logits" in method.needs:
+        return "a log-prob pass of verl-entropy's, which reads the logits"
+    if method.kind in ("loss", "clip", "regularizer"):
+        return "counts of the whole mini-batch in the loss"
+    if method.drops_with(settings):
+        return "a mask of the actor's own"
+    return None
+
+
 def engine_needs(plan: Plan) -> list[tuple[str, str]]:
-    """(method, what it needs of a training engine of ours); empty: estimator and transforms, which any engine of verl can train."""
-    found = []
-    for choice in plan.choices:
-        needs = choice.method.needs
-        if "hidden" in needs or choice is plan.head:
-            found.append((choice.name, "the model's hidden states"))
-        elif "grad_entropy" in needs:
-            found.append((choice.name, "entropy with its gradient"))
-        elif "logits" in needs:
-            found.append((choice.name, "a log-prob pass of verl-entropy's, which reads the logits"))
-        elif choice in (plan.loss, plan.clip, plan.regularizer):
-            found.append((choice.name, "counts of the whole mini-batch in the loss"))
-        elif isinstance(choice.method, Transform) and choice.method.drops:
-            found.append((choice.name, "a mask of the actor's own"))
+    """(method or key, what it needs of a training engine of ours) of a plan; empty where any engine of verl will do."""
+    found = [(choice.name, need) for choice in plan.choices if (need := engine_need(choice.method, choice.settings)) is not None]
     if plan.entropy.equal_returns == "drop":
         found.append((f"{config.ALGORITHM_PATH}.equal_returns=drop", "a mask of the actor's own"))
     if plan.entropy.log_probs == "chunked":

@@ -158,6 +158,10 @@ class Method:
     """What its loss side reads of the batch: (R,) or (R, T) by name; ``ctx.column(name)`` there."""
     batch: Callable[[AdvantageContext, Any], dict[str, Any]] | None = None
     """Statistics over the whole batch, taken after the advantages; joined to ``ctx.info[<method>]``."""
+    drops: bool = False
+    """A transform, or a rollout's ``share``: may drop tokens from the policy's loss, for which the actor needs this package's engine."""
+    keeps_with: tuple[str, Any] | None = None
+    """(setting, value) with which it drops none all the same."""
     origin: str = "verl-entropy"
     """The distribution it comes from; set by the registry for methods from outside."""
     chosen_as: str = ""
@@ -172,6 +176,10 @@ class Method:
     def key(self) -> str:
         """The override that selects it."""
         return self.select.format(name=self.chosen_as or self.name, section=self.name)
+
+    def drops_with(self, settings: Any) -> bool:
+        """Whether it drops tokens with these settings."""
+        return self.drops and (self.keeps_with is None or getattr(settings, self.keeps_with[0]) != self.keeps_with[1])
 
     @property
     def word(self) -> str:
@@ -197,8 +205,6 @@ class Transform(Method):
     kind = "transform"
     select = "+" + ALGORITHM_PATH + ".transforms=[{name}]"
     apply: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult]
-    drops: bool = False
-    """May drop tokens from the policy's loss, for which the actor needs this package's engine."""
     order: int = 100
     """Position among the transforms where the configuration gives no order."""
 
@@ -279,8 +285,6 @@ class Rollout(Method):
     """(settings, what its state last saved, or nothing) -> the rules that an agent loop asks."""
     share: Callable[[AdvantageContext, Tensor | Packed, Any], TransformResult] | None = None
     """After the transforms: the advantages of turns that several leaves have in common."""
-    drops: bool = False
-    """``share`` may drop tokens from the policy's loss, for which the actor needs this package's engine."""
 
 
 KINDS: dict[str, type[Method]] = {c.kind: c for c in (Estimator, Transform, Loss, Clip, Regularizer, Head, Rollout)}

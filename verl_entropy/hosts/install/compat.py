@@ -133,6 +133,9 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {
         **dict.fromkeys(("AgentLoopBase", "AgentLoopOutput", "AgentLoopWorker")),
+        "AgentLoopBase.continuous_token_builder": None,
+        "AgentLoopBase.ct_merge_context_msg": ("self", "previous_messages", "updated_messages", "runtime_token_ids"),
+        "AgentLoopBase.ct_merge_assistant_token": ("self", "runtime_token_ids", "assistant_token_ids"),
         "AgentLoopWorker._run_agent_loop": ("self",),
         "AgentLoopWorker._agent_loop_postprocess": ("self", "output"),
         "AgentLoopWorker._postprocess": ("self", "inputs", "input_non_tensor_batch"),
@@ -185,14 +188,21 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
 }
 
+_LOOPS = "verl.experimental.agent_loop.agent_loop"
 V1_MODULES = ("verl.trainer.ppo.v1.", "transfer_queue")
 """Modules of verl's V1 trainer, which begins with 0.9."""
-SINCE_09 = (
-    "verl.workers.engine.base.EngineRegistry.register",
-    "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard",
-    "verl.workers.utils.padding.response_from_nested",
-)
-"""What is used with 0.9 only, or has fewer parameters before it."""
+SINCE: dict[tuple[int, ...], tuple[str, ...]] = {
+    (0, 9): (
+        "verl.workers.engine.base.EngineRegistry.register",
+        "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard",
+        "verl.workers.utils.padding.response_from_nested",
+    ),
+    (0, 9, 1): tuple(
+        f"{_LOOPS}.AgentLoopBase.{name}"
+        for name in ("continuous_token_builder", "ct_merge_context_msg", "ct_merge_assistant_token")
+    ),
+}
+"""What is used from a release on, or has fewer parameters before it."""
 
 
 @cache
@@ -275,6 +285,7 @@ def _names(tree: ast.Module) -> dict[str, set[str] | None]:
 def missing_symbols(modules: list[str] | None = None) -> list[str]:
     """Names from ``SYMBOLS`` that the installed verl lacks, each with what is wrong; empty if all are there."""
     problems, old = [], before(0, 9)
+    later = {name for release, names in SINCE.items() if before(*release) for name in names}
     for module, wanted in SYMBOLS.items():
         if (modules is not None and module not in modules) or (old and module.startswith(V1_MODULES)):
             continue
@@ -284,7 +295,7 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
             continue
         names = _names(ast.parse(text))
         for name, parameters in wanted.items():
-            if old and f"{module}.{name}" in SINCE_09:
+            if f"{module}.{name}" in later:
                 continue
             if name not in names:
                 problems.append(f"{module}.{name}")

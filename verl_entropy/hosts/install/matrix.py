@@ -25,7 +25,7 @@ class Component:
 
 COMPONENTS: tuple[Component, ...] = (
     Component("python", "", ("3.10", "3.11", "3.12"), True),
-    Component("verl", "verl", ("0.9.1",), True, "nothing to extend. Fix: pip install 'verl==0.9.1'"),
+    Component("verl", "verl", ("0.7.1", "0.8.0", "0.9.1"), True, "nothing to extend. Fix: pip install 'verl==0.9.1'"),
     Component("torch", "torch", ("2.11.0", "2.13.0"), True, "nothing can train. Fix: install torch for your card"),
     Component("transformers", "transformers", ("5.9.0", "5.10.4"), True, "verl cannot load a model"),
     Component("ray", "ray", ("2.60.0",), True, "verl cannot start its workers"),

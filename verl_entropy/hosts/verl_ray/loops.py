@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from verl.protocol import DataProto
-from verl.trainer.ppo.utils import need_critic
 
 from verl_entropy.hosts.common.trainer_keys import PAD_UID
 from verl_entropy.hosts.verl_ray.rows import POSITION, SESSION
@@ -62,6 +61,8 @@ def _none() -> RuntimeError:
 
 def multiple(config: Any, ranks: int) -> int:
     """Rows must be a multiple of this: whole mini-batches on every rank."""
+    from verl.trainer.ppo.utils import need_critic
+
     size = ranks
     for part in (config.actor_rollout_ref.actor, *([config.critic] if need_critic(config) else [])):
         size = math.lcm(size, int(part.ppo_mini_batch_size) * int(config.actor_rollout_ref.rollout.n))

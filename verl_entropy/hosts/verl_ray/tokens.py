@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verl 0.9 gives an agent loop for the tokens of a growing chat, for the verl before it: text only, sampled tokens stay as they are."""
+"""What verl 0.9.1 gives an agent loop for the tokens of a growing chat, for the verl before it.
+
+Text only; sampled tokens stay as they are.
+"""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -61,10 +63,13 @@ async def ct_merge_assistant_token(
     return Merged([*runtime_token_ids, *assistant_token_ids]), [*response_mask, *[1] * len(assistant_token_ids)], log_probs
 
 
-def wrap(module: ModuleType) -> None:
-    """Give ``AgentLoopBase`` of ``verl.experimental.agent_loop.agent_loop`` the builder and the two merges of verl 0.9."""
-    base = module.AgentLoopBase
-    builder = functools.cached_property(lambda self: TokenBuilder(self.tokenizer, dict(self.apply_chat_template_kwargs)))
-    builder.__set_name__(base, "continuous_token_builder")
-    base.continuous_token_builder = builder
-    base.ct_merge_context_msg, base.ct_merge_assistant_token = ct_merge_context_msg, ct_merge_assistant_token
+def wrap(_: ModuleType) -> None:
+    """Give our agent loops the builder and the two merges of verl 0.9.1 (0.9.0 has others, and none unless it is asked for)."""
+    from verl_entropy.agent.loop import TextEnvAgentLoop
+
+    def builder(self) -> TokenBuilder:
+        return TokenBuilder(self.tokenizer, dict(self.apply_chat_template_kwargs))
+
+    TextEnvAgentLoop.continuous_token_builder = property(builder, lambda self, _: None)  # 0.9.0 sets it to None
+    TextEnvAgentLoop.ct_merge_context_msg = ct_merge_context_msg
+    TextEnvAgentLoop.ct_merge_assistant_token = ct_merge_assistant_token

@@ -49,7 +49,7 @@ def run_of(trainer: Any) -> state.Run:
     if "_verl_entropy_run" not in trainer.__dict__:
         trainer._verl_entropy_run = driver.run_of(trainer.config)
         trainer._verl_entropy_metrics, trainer._verl_entropy_outputs = {}, {}
-        trainer._verl_entropy_stop = False
+        trainer._verl_entropy_stop = trainer._verl_entropy_fits = False
     return trainer._verl_entropy_run
 
 
@@ -266,7 +266,7 @@ def wrap_tracking(module: ModuleType) -> None:
         elif side is not None and int(step) == 0:
             side.write(0, data)
         original(self, data, step, *args, **kwargs)
-        if trainer is not None and trainer._verl_entropy_stop:
+        if trainer is not None and trainer._verl_entropy_stop and trainer._verl_entropy_fits:
             raise Stopped
 
     module.Tracking.log = log
@@ -298,6 +298,7 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original_fit)
     def fit(self):
+        self._verl_entropy_fits = bool(run_of(self))  # a fit of a subclass goes by total_training_steps
         try:
             return original_fit(self)
         except Stopped:

@@ -283,6 +283,7 @@ BRANCHING = Rollout(
     needs_with={"measure": {"top10": "top_log_probs"}},
     doubts=_doubts,
     drops=True,
+    keeps_with=("shared", "each"),
     metrics={
         "root_entropy": Metric("mean entropy of first turns, by the setting measure", "nats"),
         "tool_entropy": Metric("the same of later turns, those of shared beginnings counted once", "nats"),

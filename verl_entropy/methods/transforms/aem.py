@@ -143,6 +143,7 @@ AEM_TRANSFORM = Transform(
     equations=("verl_entropy.methods.transforms.aem.aem_weights",),
     needs=frozenset({"entropy", "group"}),
     drops=True,
+    keeps_with=("sign_mask", "none"),
     order=50,
     neutral={"temperature": 0.0},
     apply=_apply,
