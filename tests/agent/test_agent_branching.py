@@ -148,6 +148,13 @@ def test_one_prompt_in_few_environments_does_not_wait_for_ever():
     assert len(leaves) == 8 and all(leaf[-1].extra_fields["success"] for leaf in leaves)
 
 
+def test_branches_without_an_environment_hold_no_round_up():
+    """Two environments; three go on from the root's first branch point, of which one gets a place, and one session still waits."""
+    env = {"name": "agent_envs:Climb", "kwargs": {"goal": 4}, "num_envs": 2}
+    leaves, _ = grow(StepwiseAgentLoop, env, up, 5, unsure_at(1, 2, 3), roots=1, beam=4)
+    assert [leaf[-1].extra_fields["success"] for leaf in leaves] == [True] * 5
+
+
 # ----------------------------------------------------------------------------- what goes wrong
 
 
