@@ -26,6 +26,7 @@ def compose_config(presets: str):
         f"+entropy=[{presets}]",
         "actor_rollout_ref.actor.strategy=fsdp2",
         f"actor_rollout_ref.rollout.n={SESSIONS}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),

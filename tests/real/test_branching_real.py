@@ -49,6 +49,12 @@ def inputs(folder):
     )
 
 
+def texts(file):
+    """What was asked and answered in a step, and its score, in an order of its own."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted((row["input"], row["output"], row["score"]) for row in rows)
+
+
 @pytest.fixture(scope="module")
 def whole(runner):
     return runner.run("branching", *inputs(runner.folder), f"trainer.rollout_data_dir={runner.folder}/branching-dump")
@@ -73,6 +79,11 @@ def test_both_environments_branch_in_every_step(runner, whole):
 
 
 def test_a_resumed_step_is_the_uninterrupted_one(runner, whole):
+    """The same leaves, token for token. Metrics agree up to the order in which rows and requests come, which the load decides."""
     resume = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={whole.folder}/global_step_1")
-    again = runner.run("branching-again", *inputs(runner.folder), *resume)
-    assert sorted(again.steps) == [2] and differing(whole.steps[2], again.steps[2]) == []
+    dump = f"trainer.rollout_data_dir={runner.folder}/branching-again-dump"
+    again = runner.run("branching-again", *inputs(runner.folder), *resume, dump)
+    assert sorted(again.steps) == [2]
+    assert texts(runner.folder / "branching-again-dump/2.jsonl") == texts(runner.folder / "branching-dump/2.jsonl")
+    for key in differing(whole.steps[2], again.steps[2]):
+        assert again.steps[2][key] == pytest.approx(whole.steps[2][key], rel=1e-4, abs=1e-6), key
