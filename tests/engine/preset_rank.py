@@ -46,6 +46,7 @@ def extra_fields() -> list[dict]:
         for s in range(SESSIONS):
             for k in range(TURNS):
                 turn = {"reward": 0.0, "penalty": 0.1 * k, "valid": k == 0, "anchor": f"room {(g + s * k) % 2}"}
+                turn |= {"entropy": 0.1 * (k + 1), "origin": f"{s}.0", "copied": False}  # as under a rollout method
                 rows.append({"turns": [turn], "success": s == 0})
     return rows + [dict(rows[0])] * engine_rank.PADDING
 
