@@ -87,4 +87,4 @@ def play(cls, env, script, *, row=None, n=1, **kwargs):
         sessions = [loop.run(params, session_id=i, **rows) for i in range(n)]
         return await asyncio.gather(*sessions, return_exceptions=True), server
 
-    return asyncio.run(main())
+    return asyncio.run(asyncio.wait_for(main(), 120))  # sessions that wait for one another fail, and do not hang

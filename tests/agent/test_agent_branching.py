@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import pickle
 import random
 
 import pytest
 from agent_envs import RELEASE, Cloned, Forgetful, Trouble
 from agent_fakes import answer, play
 
+from verl_entropy import envs
 from verl_entropy.agent import branching
 from verl_entropy.agent.branching import ROLLOUT, Ticket, Tree, seated
+from verl_entropy.agent.environment import snapshot_of
 from verl_entropy.agent.multispan import SpanAgentLoop
 from verl_entropy.agent.pool import EnvPool, close_all
 from verl_entropy.agent.stepwise import StepwiseAgentLoop
@@ -148,6 +151,13 @@ def test_one_prompt_in_few_environments_does_not_wait_for_ever():
     assert len(leaves) == 8 and all(leaf[-1].extra_fields["success"] for leaf in leaves)
 
 
+def test_branches_without_an_environment_hold_no_round_up():
+    """Two environments; three go on from the root's first branch point, of which one gets a place, and one session still waits."""
+    env = {"name": "agent_envs:Climb", "kwargs": {"goal": 4}, "num_envs": 2}
+    leaves, _ = grow(StepwiseAgentLoop, env, up, 5, unsure_at(1, 2, 3), roots=1, beam=4)
+    assert [leaf[-1].extra_fields["success"] for leaf in leaves] == [True] * 5
+
+
 # ----------------------------------------------------------------------------- what goes wrong
 
 
@@ -243,6 +253,23 @@ def test_a_snapshot_is_the_environment_as_it_was():
 
     for isolation in ("thread", "process"):
         asyncio.run(main(isolation))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, path in envs.ENVIRONMENTS.items() if ".worlds." in path and snapshot_of(n, "", "") == "clone"]
+)
+def test_a_clone_of_our_own_worlds_goes_on_as_the_original(name):
+    """Those that say that they clone."""
+    rng, one = random.Random(0), envs.make(name)
+    _, info = one.reset(seed=5)
+    for _ in range(4):
+        info = one.step(rng.choice(info["admissible_actions"]))[-1]
+    other = pickle.loads(pickle.dumps(one))
+    for _ in range(8):
+        action = rng.choice(info["admissible_actions"])
+        answer, again = one.step(action), other.step(action)
+        assert answer == again
+        info = answer[-1]
 
 
 # ----------------------------------------------------------------------------- decisions

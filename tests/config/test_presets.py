@@ -36,6 +36,7 @@ def _prepare(config):
 
     with open_dict(config):
         config.actor_rollout_ref.rollout.n = 8
+        config.actor_rollout_ref.rollout.agent.default_agent_loop = "span_env"  # a rollout method refuses verl's own loops
         config.actor_rollout_ref.actor.strategy = "fsdp2"
     return driver.prepare(config)
 

@@ -26,6 +26,7 @@ def compose_config(presets: str, *extra: str):
         f"+entropy=[{presets}]",
         "actor_rollout_ref.actor.strategy=fsdp2",
         f"actor_rollout_ref.rollout.n={SESSIONS}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         *(f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.{p}_dtype=fp32" for p in ("param", "reduce", "buffer")),
@@ -46,6 +47,7 @@ def extra_fields() -> list[dict]:
         for s in range(SESSIONS):
             for k in range(TURNS):
                 turn = {"reward": 0.0, "penalty": 0.1 * k, "valid": k == 0, "anchor": f"room {(g + s * k) % 2}"}
+                turn |= {"entropy": 0.1 * (k + 1), "origin": f"{s}.0", "copied": False}  # as under a rollout method
                 rows.append({"turns": [turn], "success": s == 0})
     return rows + [dict(rows[0])] * engine_rank.PADDING
 

@@ -86,6 +86,7 @@ def test_banner_tells_a_set_coefficient_and_an_owner():
         ("env.rollout.n=1", "env.rollout.n=8"),
         ("algorithm.use_pf_ppo=true", "doubled"),
         ("reward_model.enable=true", "reward model"),
+        ("algorithm.entropy.rollout=branching", "aepo_update is the part without its rollout"),
         ("algorithm.adv_estimator=gipgo", "Known: aem"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "Known: adapo"),
         ("actor_rollout_ref.actor.entropy_coeff=0.001", "two would add up"),

@@ -161,10 +161,10 @@ class Branch:
         """Words whose log-probs the sampler is asked for."""
         return self._seat.tree.scheme.top
 
-    async def start(self, full: bool) -> Ticket | None:
-        """Wait for a ticket, or for the word to start as a root; ``full``: the environment may have to be waited for."""
+    async def start(self, pool: EnvPool) -> Ticket | None:
+        """Wait for a ticket, or for the word to start as a root; who then has to wait for an environment holds no round up."""
         ticket = await self._seat.start()
-        if full:
+        if pool.full:
             self._seat.tree.absent(self._seat.session)
         return ticket
 
@@ -259,7 +259,7 @@ class EpisodeRunner(Generic[P]):
         With ``branch`` it may go on from another session's turn; a ticket with which that fails costs none of the attempts.
         """
         errors: list[str] = []
-        ticket = None if branch is None else await branch.start(self._pool.full)
+        ticket = None if branch is None else await branch.start(self._pool)
         async with self._pool.lease() as lease:
             for attempt in range(self._settings.episode_retries + 1 + (ticket is not None)):
                 if branch is not None:

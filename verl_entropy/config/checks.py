@@ -41,9 +41,8 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
 
 def uses_engine(plan: Plan) -> bool:
     """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
-    drops = plan.entropy.equal_returns == "drop" or any(
-        c.method.drops_with(c.settings) for c in plan.choices
-    )  # the engine gives the actor a mask of its own
+    # tokens that leave the actor's loss: the engine gives it a mask of its own
+    drops = plan.entropy.equal_returns == "drop" or any(c.method.drops_with(c.settings) for c in plan.choices)
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
 
 

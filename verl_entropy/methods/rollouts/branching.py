@@ -65,7 +65,7 @@ class Branching:
 def paper_roots(n: int, root_entropy: float, tool_entropy: float, *, beta: float = 0.5) -> float:
     """The share of the budget that goes to whole trajectories, before rounding.
 
-        m = n sigma(beta (H_root - H_tool))                            roots; the other n - m leaves branch
+        m = n sigma(beta (H_root - H_tool))                            rule=paper: m roots, n - m branches
 
     H_root: entropy of the first turns; H_tool: of the turns after a tool result. Both come from the step before (the paper: an extra
     rollout of the prompt), so that nothing is sampled twice. Source: AEPO, arXiv 2510.14545, read through a note that quotes it.
@@ -76,7 +76,7 @@ def paper_roots(n: int, root_entropy: float, tool_entropy: float, *, beta: float
 def released_roots(n: int, root_entropy: float, tool_entropy: float, *, beta: float = 0.5) -> int:
     """The same in the authors' code, which rounds down and adds one.
 
-        m = clip(int(n sigma(beta (H_root - H_tool))) + 1, 1, n)
+        m = clip(int(n sigma(beta (H_root - H_tool))) + 1, 1, n)       rule=released
 
     Source: wangevan6/ARPO at adacf0c, ``vllm_rollout_with_tools.py``. Faults: the entropies there are sums over ln V, so small that m
     stays near n / 2 + 1; both shipped scripts switch the rule off (6 roots of 12, 8 of 16).
@@ -90,7 +90,7 @@ def released_roots(n: int, root_entropy: float, tool_entropy: float, *, beta: fl
 def paper_probability(entropy: float, first: float, streak: int, *, alpha: float, gamma: float, penalty: float) -> float:
     """Branch probability of a turn after a tool result.
 
-        P_t = (alpha + gamma (H_t - H_first)) (1 - P(l)),   P(l) = min(penalty l, 1);   branch if P_t > tau
+        P_t = (alpha + gamma (H_t - H_first)) (1 - P(l)),   P(l) = min(penalty l, 1);   rule=paper: branch if P_t > tau
 
     H_first: the chain's first turn; l: decisions in a row in which this chain branched. ARPO is P(l) = 0. Source: AEPO, arXiv
     2510.14545 (P(l) = gamma l, one letter for both), and ARPO, arXiv 2507.19849.
@@ -101,7 +101,7 @@ def paper_probability(entropy: float, first: float, streak: int, *, alpha: float
 def released_score(draw: float, entropy: float, first: float, streak: int, *, gamma: float, penalty: float = 0.05) -> float:
     """The score that decides in the authors' code.
 
-        s = clip((u + gamma (H_t - H_first)) max(0, 1 - penalty l), 0, 1),   u uniform;   branch if s >= tau
+        s = clip((u + gamma (H_t - H_first)) max(0, 1 - penalty l), 0, 1),   u uniform;   rule=released: branch if s >= tau
 
     Source: wangevan6/ARPO at adacf0c. Faults: entropy is nearly drowned by u; H_t is read before the last tool result, so that the
     branch begins one turn after the uncertain one; l counts rounds of the whole prompt, not of the chain; H_first is kept from the
@@ -117,7 +117,9 @@ def released_score(draw: float, entropy: float, first: float, streak: int, *, ga
 def sampled_entropy(log_probs: Sequence[float], tokens: int = 20) -> float:
     """Estimate of a turn's entropy from what was sampled anyway, in nats per token; 0 without tokens.
 
-    H = -mean log p(a_t), t among the first ``tokens``                   unbiased at temperature 1, top_p = 1 and top_k = -1
+        H = -mean log p(a_t), t among the first ``tokens``                   unbiased at temperature 1, top_p = 1 and top_k = -1
+
+    ``log_probs``: of the sampled tokens, by the sampler. Source: ours; the papers take the entropy of the most likely words.
     """
     first = log_probs[:tokens]
     return -sum(first) / len(first) if first else 0.0
@@ -126,7 +128,9 @@ def sampled_entropy(log_probs: Sequence[float], tokens: int = 20) -> float:
 def top_entropy(top_log_probs: TopLogProbs, vocabulary: int, tokens: int = 20) -> float:
     """Entropy of the most likely words as the released code takes it; a sum over tokens, not a mean.
 
-    H = -sum_t sum_k p_tk log p_tk / ln V                       k: the 10 most likely words, t: the first ``tokens`` tokens
+        H = -sum_t sum_k p_tk log p_tk / ln V                       k: the 10 most likely words, t: the first ``tokens`` tokens
+
+    ``top_log_probs``: of each token those of its most likely words, largest first. Source: wangevan6/ARPO at adacf0c.
     """
     return -sum(math.exp(p) * p for row in top_log_probs[:tokens] for p in row[:10]) / math.log(vocabulary)
 
@@ -217,7 +221,7 @@ class Measured:
 def once(ctx: AdvantageContext, advantages: Tensor | Packed, origin: Sequence[Any]) -> TransformResult:
     """Turns that several leaves share, trained once with the mean of the leaves' advantages.
 
-        A'_t = mean over the leaves with the turn of A_t, in the first of them; the copies leave the loss
+        A'_t = mean over the leaves with the turn of A_t, in the first of them; the copies leave the loss       shared=mean
 
     ``origin``: of each turn (K,) who sampled it; None: it is shared with nobody. Turns of one prompt, origin and place in the episode
     are the same turn. Shapes: advantages and result (R, T).
