@@ -3,7 +3,8 @@
 
     python examples/check.py --recipes recipes [--dry-run] -- OVERRIDES...
 
-With --dry-run only the configuration is looked at. Exit status 2 and one line for each thing that is missing.
+With --dry-run only the configuration is looked at; with --prepare what is missing is fetched and made. In a Ray cluster the
+environment is started, and model and data are looked for, on every node. Exit status 2 and one line for each thing that is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import math
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from verl_entropy.data import recipe
 
 VALIDATION = 128
 """Episodes of a held-out split that the printed commands ask for: verl-agent's validation."""
+NODE_SECONDS = 300
+"""Until a node must have started an episode; simulators of Java start slowly."""
 
 
 def gpus(config) -> Iterator[str]:
@@ -83,24 +87,28 @@ def model(config) -> Iterator[str]:
         yield f"model: {path} is neither a folder nor in the cache. `hf download {path}` fetches it, or give --model-path FOLDER."
 
 
-def data(config, recipes: str, overrides: list[str]) -> Iterator[str]:
-    """The files of `verl-entropy data`; the command that makes one has the run's own settings."""
+def commands(config, recipes: str, overrides: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """(key, file, arguments of `verl-entropy`) of the data files that are not there; the arguments have the run's own settings."""
     env = config.data.env.name
     recipe_name = next((o.lstrip("+") for o in overrides if o.startswith("+")), "")
     settings = [o for o in overrides if o.lstrip("+~").startswith(("parts/", "data.folder=", "data.env."))]
-    more = f" --set {shlex.join(settings)}" if settings else ""
     for key in ("train_files", "val_files"):
         files = config.data[key]
         for file in [files] if isinstance(files, str) else files:
             path = Path(file)
             if not path.is_file():
-                count = (
-                    f" --count {VALIDATION}" if key == "val_files" and more_than(VALIDATION, config.data.env, path.stem) else ""
-                )
-                how = f"verl-entropy data {env} --split {path.stem}{count} --out {shlex.quote(str(path.parent))}"
-                how += f" --recipes {shlex.quote(recipes)} --recipe {recipe_name}{more}"
-                whole = " (--count: episodes of a validation; without it the whole split)" if count else ""
-                yield f"data.{key}: {file} is not there. `{how}` makes it{whole}."
+                argv = ["data", env, "--split", path.stem]
+                if key == "val_files" and more_than(VALIDATION, config.data.env, path.stem):
+                    argv += ["--count", str(VALIDATION)]
+                argv += ["--out", str(path.parent), "--recipes", recipes, "--recipe", recipe_name]
+                yield key, file, [*argv, *(["--set", *settings] if settings else [])]
+
+
+def data(config, recipes: str, overrides: list[str]) -> Iterator[str]:
+    """The files of `verl-entropy data`, with the command that makes one."""
+    for key, file, argv in commands(config, recipes, overrides):
+        whole = " (--count: episodes of a validation; without it the whole split)" if "--count" in argv else ""
+        yield f"data.{key}: {file} is not there. `{shlex.join(['verl-entropy', *argv])}` makes it{whole}."
 
 
 def more_than(count: int, env, split: str) -> bool:
@@ -135,20 +143,77 @@ def validation(config) -> Iterator[str]:
 
 
 def environment(config) -> Iterator[str]:
-    """Build the environment and start one episode."""
+    """Build the environment and start one episode, here or on every node of the Ray cluster; there, look for the files as well."""
     from omegaconf import OmegaConf
 
-    from verl_entropy import envs
-
     env = OmegaConf.to_container(config.data.env, resolve=True)
-    try:
-        built = envs.make(env["name"], **(env.get("kwargs") or {}))
+    lists = [config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path]
+    files = [file for given in lists for file in ([given] if isinstance(given, str) else given) if os.path.isabs(file)]
+
+    def errors(paths: list[str]) -> list[str]:
+        """Sent to the nodes as it stands: no name of this file may occur in it."""
+        import os
+
+        from verl_entropy import envs
+
+        found = [f"{path} is not there: a folder that all nodes share is needed" for path in paths if not os.path.exists(path)]
         try:
-            built.reset(seed=0)
-        finally:
-            built.close()
-    except Exception as error:  # whatever an optional package raises: it is the user's to read
-        yield f"environment {env['name']}: {type(error).__name__}: {error}"
+            built = envs.make(env["name"], **(env.get("kwargs") or {}))
+            try:
+                built.reset(seed=0)
+            finally:
+                built.close()
+        except Exception as error:  # whatever an optional package raises: it is the user's to read
+            found.append(f"environment {env['name']}: {type(error).__name__}: {error}")
+        return found
+
+    if config.trainer.nnodes == 1 and not os.environ.get("RAY_ADDRESS"):
+        yield from errors([])  # files and model: the checks before this one
+        return
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        return  # `gpus` says it
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        remote = ray.remote(num_cpus=0, max_retries=0)(errors)
+        asked = [
+            remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(files)
+            for node in nodes
+        ]
+        for node, answer in zip(nodes, asked, strict=True):
+            try:
+                yield from (f"node {node['NodeManagerAddress']}: {line}" for line in ray.get(answer, timeout=NODE_SECONDS))
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+                yield f"node {node['NodeManagerAddress']}: {type(error).__name__}: {str(error).splitlines()[-1]}"
+        print(f"environment and files: looked at on {len(nodes)} node(s)")
+    finally:
+        ray.shutdown()
+
+
+def prepare(config, recipes: str, overrides: list[str]) -> None:
+    """Fetch the model and the games, and make the data files, where they are missing."""
+    from verl_entropy import cli
+
+    path, env = config.actor_rollout_ref.model.path, config.data.env.name
+    if not Path(path).expanduser().is_dir():
+        from huggingface_hub import snapshot_download
+
+        print(f"model: {path} in {snapshot_download(path)}")
+    games = {"alfworld": ("ALFWORLD_DATA", ["alfworld-download", "--data-dir"]), "appworld": ("APPWORLD_ROOT", None)}
+    variable, command = games.get(env, ("", None))
+    target = os.environ.get(variable)
+    if variable and not target:
+        raise ConfigError(f"{variable}: not set. Export it, a folder that all nodes share, and start again.")
+    if target and not any(Path(target).glob("*")):
+        Path(target).mkdir(parents=True, exist_ok=True)
+        subprocess.run([*command, target] if command else ["appworld", "download", "data"], cwd=target, check=True)
+    for _, _, argv in commands(config, recipes, overrides):
+        if cli.main(argv):
+            raise ConfigError(f"{shlex.join(['verl-entropy', *argv])}: failed, for the reason above.")
 
 
 def folder(config) -> Iterator[str]:
@@ -168,12 +233,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--recipes", required=True)
     parser.add_argument("--dry-run", action="store_true", help="look at the configuration only")
+    parser.add_argument("--prepare", action="store_true", help="fetch and make what is missing")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args(argv)
     try:
         config = recipe.compose(args.overrides, args.recipes)
         for line in recipe.validate(config):
             print(f"[verl-entropy] {line}")
+        if args.prepare:
+            prepare(config, args.recipes, args.overrides)
+            return 0
     except ConfigError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2

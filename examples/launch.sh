@@ -12,8 +12,10 @@
 #   --model-path PATH  folder of the model (default: the hub's name in recipes/parts/model, which must be in your cache)
 #   --data DIR    folder of the files of `verl-entropy data` (default $VERL_ENTROPY_DATA, else ./data)
 #   --out DIR     checkpoints, logs and metrics go to DIR/NAME (default $VERL_ENTROPY_RUNS, else ./runs)
+#   --prepare     fetch the model and the environment's games and make the missing data files, and stop; needs no GPU
 #   --no-check    start without looking at GPUs, Ray, model, data and environment
 #
+# With WANDB_API_KEY in the environment the run is logged to W&B as well, unless trainer.logger is given.
 # A second start with the same name goes on from its last checkpoint; trainer.resume_mode=disable starts afresh.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,7 +28,7 @@ shift 4
 [ -f "$root/recipes/${recipe/=//}.yaml" ] || die "RECIPE=$recipe: no file recipes/${recipe/=//}.yaml"
 [ -f "$root/recipes/parts/model/$model.yaml" ] || die "MODEL=$model: no file recipes/parts/model/$model.yaml"
 
-dry_run=false check=true model_path=
+dry_run=false check=true prepare=false model_path=
 name=$(tr '/=' '--' <<< "$recipe")-$model
 data=${VERL_ENTROPY_DATA:-$PWD/data} out=${VERL_ENTROPY_RUNS:-$PWD/runs}
 overrides=()
@@ -34,6 +36,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) dry_run=true ;;
     --no-check) check=false ;;
+    --prepare) prepare=true ;;
     --name|--model-path|--data|--out)
       [ $# -ge 2 ] || die "$1 needs a value"
       case $1 in --name) name=$2 ;; --model-path) model_path=$2 ;; --data) data=$2 ;; --out) out=$2 ;; esac
@@ -57,6 +60,7 @@ settings=(
   "data.folder=$data"
 )
 [ -z "$model_path" ] || settings+=("actor_rollout_ref.model.path=$(realpath -m "$model_path")")
+case " ${overrides[*]-} " in *" trainer.logger="*) ;; *) [ -z "${WANDB_API_KEY:-}" ] || settings+=("trainer.logger=[console,file,wandb]") ;; esac
 settings+=(${overrides[@]+"${overrides[@]}"})
 python=${PYTHON:-python3}
 command=("$python" -m verl.trainer.main_ppo --config-dir "$root/recipes" "${settings[@]}" "hydra.run.dir=$run/hydra")
@@ -65,6 +69,9 @@ if $dry_run; then
   printf '%q ' "${command[@]}"
   printf '\n'
   exec "$python" "$root/examples/check.py" --recipes "$root/recipes" --dry-run -- "${settings[@]}"
+fi
+if $prepare; then
+  exec "$python" "$root/examples/check.py" --recipes "$root/recipes" --prepare -- "${settings[@]}"
 fi
 if $check; then
   "$python" "$root/examples/check.py" --recipes "$root/recipes" -- "${settings[@]}"

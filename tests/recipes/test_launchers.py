@@ -18,6 +18,8 @@ from verl_entropy import cli
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = EXAMPLES.parent / "recipes"
 PLAIN = sorted(p for p in EXAMPLES.glob("*.sh") if re.search(r"-\d+n\d+g\.sh$", p.name))
+SHARED = ("HF_HOME", "ALFWORLD_DATA", "APPWORLD_ROOT", "VERL_ENTROPY_CACHE")
+"""What every node of a cluster must have in a folder that all of them see."""
 NAME = re.compile(r"(?P<method>[a-z_]+)-(?P<env>[a-z_]+)-(?P<model>.+)-(?P<nodes>\d+)n(?P<gpus>\d+)g")
 CALL = re.compile(r'launch\.sh" (\S+) (\S+) (\d+) (\d+)(.*) --name (\S+) "\$@"')
 
@@ -94,6 +96,13 @@ def test_slurm_asks_for_what_the_name_says(path):
     said = NAME.fullmatch(path.stem)
     assert f"#SBATCH --nodes={said['nodes']}\n" in text and f"#SBATCH --gpus-per-node={said['gpus']}\n" in text
     assert f'on_nodes.sh" {path.name} ' in text
+    for line in (
+        "--time=",
+        "--requeue\n",
+        "--open-mode=append\n",
+        "--output=%x-%j.out\n",
+    ):  # a limit, and a log that a requeue keeps
+        assert f"#SBATCH {line}" in text
 
 
 def test_there_is_no_other_file():
@@ -101,7 +110,7 @@ def test_there_is_no_other_file():
     names = {p.stem for p in PLAIN}
     assert {p.stem for p in (EXAMPLES / "slurm").glob("*.sh")} == names | {"on_nodes"}
     for folder in ("kuberay", "skypilot"):
-        assert {p.stem for p in (EXAMPLES / folder).iterdir()} <= names
+        assert {p.stem for p in (EXAMPLES / folder).iterdir()} <= names | {"Dockerfile"}
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "kuberay").glob("*.yaml")), ids=lambda p: p.stem)
@@ -117,14 +126,31 @@ def test_kuberay(path):
         (container,) = pod["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == int(said["gpus"])
         assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    assert f"examples/{path.stem}.sh --data " in job["spec"]["entrypoint"] and yaml.safe_load(job["spec"]["runtimeEnvYAML"])
+        (key,) = (entry for entry in container["env"] if entry["name"] == "WANDB_API_KEY")
+        assert key["valueFrom"]["secretKeyRef"]["optional"] is True and "value" not in key
+    entrypoint = job["spec"]["entrypoint"]
+    assert entrypoint.index(f"{path.stem}.sh --prepare --data ") < entrypoint.index(f"{path.stem}.sh --data ")
+    assert bash("-n", "-c", entrypoint).returncode == 0
+    assert set(yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]) >= {*SHARED}
+    assert (
+        f"--build-arg ENV={said['env']} " in path.read_text()
+        and "prepare_node.sh ${ENV}" in (path.parent / "Dockerfile").read_text()
+    )
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "skypilot").glob("*.yaml")), ids=lambda p: p.stem)
 def test_skypilot(path):
     task, said = yaml.safe_load(path.read_text()), NAME.fullmatch(path.stem)
     assert task["num_nodes"] == int(said["nodes"]) and task["resources"]["accelerators"].endswith(f":{said['gpus']}")
-    assert f"bash examples/{path.stem}.sh --data /shared/data --out /shared/runs" in task["run"]
+    run = task["run"]
+    assert f"bash examples/{path.stem}.sh --data /shared/data --out /shared/runs" in run
+    assert run.index("--prepare --data /shared/data") < run.index("ray start --head") < run.index("trap 'ray stop' EXIT")
+    assert all(f"{name}=/shared/" in run for name in SHARED) and f"prepare_node.sh {said['env']}\n" in task["setup"]
+    assert task["file_mounts"]["/shared"]["mode"] == "MOUNT_CACHED"  # with MOUNT a log cannot be appended to
+    assert "WANDB_API_KEY" in task["secrets"] and "WANDB_API_KEY" not in task["envs"]
+    if task["num_nodes"] > 1:  # a worker ends, with 0, once the first node has
+        worker = run[run.index("NODE_RANK") : run.index("--prepare")]
+        assert "--block" not in worker and worker.index("while ray health-check") < worker.index("exit 0")
     assert bash("-n", "-c", task["run"]).returncode == 0 and bash("-n", "-c", task["setup"]).returncode == 0
 
 
@@ -169,6 +195,95 @@ def test_dry_run_through_slurm_shows_and_checks_the_command(tmp_path):
 def test_wrong_arguments_stop_at_once(args, says):
     done = bash(EXAMPLES / "launch.sh", *args)
     assert done.returncode == 2 and says in done.stderr
+
+
+ONLY_SOME = """
+import os
+class OnlySome:
+    def reset(self, *, seed=None, options=None):
+        if os.environ.get("NODE_WITHOUT_GAMES"):
+            raise ValueError("no games here: alfworld-download")
+        return "seen", {}
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_the_environment_is_started_on_every_node(tmp_path, monkeypatch):
+    """Two Ray nodes on this machine; one of them lacks what the environment needs."""
+    ray = pytest.importorskip("ray")
+    from omegaconf import OmegaConf
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import check
+
+    (tmp_path / "only_some.py").write_text(ONLY_SOME)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1, env_vars={"NODE_WITHOUT_GAMES": "1"})
+        cluster.wait_for_nodes()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        config = OmegaConf.create(
+            {
+                "data": {
+                    "env": {"name": "only_some:OnlySome"},
+                    "train_files": str(tmp_path / "train.parquet"),
+                    "val_files": ["relative.parquet"],
+                },
+                "actor_rollout_ref": {"model": {"path": "hub/name"}},
+                "trainer": {"nnodes": 2},
+            }
+        )
+        lines = list(check.environment(config))
+        assert sum("train.parquet is not there: a folder that all nodes share" in line for line in lines) == 2, lines
+        (broken,) = (line for line in lines if "ValueError: no games here" in line)
+        assert re.match(r"node [\d.]+: environment ", broken) and len(lines) == 3
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_prepare_makes_what_is_missing(tmp_path, monkeypatch, capsys):
+    """The step before the first start on an empty cluster: model there, data made, games asked for by name."""
+    pytest.importorskip("verl")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import check
+
+    made = []
+    monkeypatch.setattr(cli, "main", lambda argv: made.append(argv) or 0)
+    config = check.recipe.compose(
+        ["+seal/alfworld=grpo", f"data.folder={tmp_path}", f"actor_rollout_ref.model.path={tmp_path}"], RECIPES
+    )
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(check.ConfigError, match="ALFWORLD_DATA: not set"):
+        check.prepare(config, str(RECIPES), ["+seal/alfworld=grpo"])
+    games = tmp_path / "games"
+    ran = []
+    monkeypatch.setenv("ALFWORLD_DATA", str(games))
+    monkeypatch.setattr(check.subprocess, "run", lambda argv, **how: ran.append((argv, how["check"])))
+    check.prepare(config, str(RECIPES), ["+seal/alfworld=grpo"])
+    assert ran == [(["alfworld-download", "--data-dir", str(games)], True)]
+    assert [argv[argv.index("--split") + 1] for argv in made] == ["train", "seen", "unseen"]
+
+
+@pytest.mark.parametrize(("env", "code"), [("household", 0), ("webshop", 2), ("nothing", 2)])
+def test_prepare_node(env, code):
+    done = bash(EXAMPLES / "prepare_node.sh", env)
+    assert done.returncode == code and (code == 0 or "prepare_node.sh" in done.stderr)
+
+
+def test_a_key_of_wandb_turns_it_on(echo, tmp_path):
+    launcher = EXAMPLES / "seal_grpo-alfworld-qwen2.5-1.5b-1n2g.sh"
+    for key, more, logger in (
+        ("k", [], "trainer.logger=\\[console\\,file\\,wandb\\]"),
+        ("", [], None),
+        ("k", ["trainer.logger=x"], None),
+    ):
+        command = bash(launcher, "--dry-run", *more, PYTHON=echo, WANDB_API_KEY=key).stdout
+        assert ("wandb" in command) == (logger is not None), command
 
 
 def test_the_number_of_validation_episodes_is_bounded_and_said(tmp_path, monkeypatch, capsys):
