@@ -127,6 +127,8 @@ def test_papers_that_build_on_verl_agent_have_its_prompts_and_rules(name):
 
 
 def test_the_warm_start_composes_over_verls_sft_trainer():
+    on_a_cpu = recipe.compose(["+warm_start/expert=cpu", "model.path=m"], RECIPES, trainer="sft")
+    assert (on_a_cpu.trainer.device, on_a_cpu.model.use_remove_padding, on_a_cpu.optim.lr) == ("cpu", False, 1e-5)
     config = recipe.compose(["+warm_start/expert=sft", "model.path=m"], RECIPES, trainer="sft")
     from verl.utils.import_utils import load_extern_object
 
@@ -171,7 +173,7 @@ def defaults_of(path):
 def test_no_file_is_an_orphan():
     """Each is an experiment, a part of one, or named in the README of a recipe or in a launcher."""
     reached, todo = set(), [RECIPES / f"{name.replace('=', '/')}.yaml" for name in EXPERIMENTS]
-    todo.append(RECIPES / "warm_start/expert/sft.yaml")
+    todo.append(RECIPES / "warm_start/expert/cpu.yaml")
     texts = [*RECIPES.rglob("README.md"), *(RECIPES.parent / "examples").glob("*.sh")]
     named = " ".join(path.read_text() for path in texts)
     todo += [p for p in RECIPES.glob("parts/*/*.yaml") if f"parts/{p.parent.name}={p.stem}" in named]
