@@ -34,7 +34,7 @@ COLLECTIONS = {
     "gem": ["gem-llm>=0.1"],
     "reasoning_gym": ["reasoning-gym>=0.1.23"],
     "textarena": ["textarena>=0.7.4"],
-    "gymnasium": ["gymnasium[toy-text]>=1.0"],
+    "gymnasium": ["gymnasium>=1.0"],
 }
 BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15", "gymnasium>=1.0"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})

@@ -174,3 +174,35 @@ def test_textarena():
         envs.make("textarena:Nothing-v0")
     with pytest.raises(ValueError, match="not a game for one player"):
         opened("textarena:TicTacToe-v0")
+
+
+@needs("gem")
+@pytest.mark.slow
+def test_an_episode_in_a_process_of_its_own():
+    """As the agent loop plays it: the package seeds the global generators, so each environment has a process."""
+    import asyncio
+
+    from verl_entropy.agent.episode import EpisodeRunner
+    from verl_entropy.agent.pool import pool_of
+    from verl_entropy.agent.settings import AgentSettings
+
+    s = AgentSettings.from_mappings({"name": "sokoban", "num_envs": 2, "max_turns": 2})
+
+    class Up:
+        def __init__(self):
+            self.seen = []
+
+        async def act(self, state):
+            self.seen.append(state.observation)
+            return r"<think>a</think><action>\boxed{up}</action>"
+
+    async def twice(runner):
+        return await asyncio.gather(*(runner.run(Up, seed=3) for _ in range(2)))
+
+    pool = pool_of(s)
+    try:
+        (first, one), (second, two) = asyncio.run(twice(EpisodeRunner(s, pool)))
+    finally:
+        pool.close()
+    assert one.seen == two.seen and len(one.seen) == 2 and "pushed" not in one.seen[0]
+    assert first.turns[0].valid and first.task_type == "gem:game:Sokoban-v0-easy" and not first.success and not second.success
