@@ -20,7 +20,7 @@ def settings(name, **more):
 @pytest.mark.parametrize(("name", "tags"), [("alfworld", ("action",)), ("search", ("search", "answer")), ("appworld", ("code",))])
 def test_the_template_brings_its_rules(name, tags):
     s = settings(name)
-    assert s.answer_tags == tags and not s.require_admissible and s.require_think == (name != "search")
+    assert s.answer_tags == tags and not s.require_admissible
 
 
 @pytest.mark.parametrize("key", [{"strict_format": True}, {"require_admissible": True}, {"action_format": "number"}])

@@ -207,7 +207,7 @@ def test_how_much_is_played_is_said_and_bounded(server, tmp_path, capsys, monkey
     for more, tasks in (([], 4), (["--count", "all"], 6), (["--count", 3], 3)):
         assert evaluate(*args[:-2], *more, *args[-2:]) == 0
         assert len(json.loads(out.read_text())["outcomes"]) == 2 * tasks
-        said = capsys.readouterr().err
+        said = capsys.readouterr().out
         assert (
             f"seen: {tasks} of {6 if more != ['--count', 3] else 3} tasks (--count), 2 pass(es) (--seeds): {2 * tasks} epi"
             in said

@@ -27,14 +27,13 @@ ANSWER: dict[str, Any] = {
     "action_tag": "action",
     "action_tags": [],
     "action_format": "text",
-    "require_think": True,
     "require_admissible": False,
     "strict_format": False,
     "invalid_action": "raw",
 }
-"""Settings that follow from verl-agent's rules ..."""
+"""Settings that follow from verl-agent's rules (``require_think`` then says only whether an expert's turns have a thought) ..."""
 OF_KIND: dict[str, dict[str, Any]] = {
-    "search": {"action_tags": ["search", "answer"], "require_think": False},
+    "search": {"action_tags": ["search", "answer"]},
     "appworld": {"action_tag": "code"},
 }
 """... and where an environment differs."""

@@ -173,7 +173,7 @@ async def _play(args: argparse.Namespace, found: Any, settings: Any, splits: lis
         sampler = Checkpoint(args.checkpoint, tokenizer, sampling, limit, keep_special=keep_special, end_texts=ends)
     chat = limit + found.data["max_response_length"]
     ask = Ask(prompt_builder(settings), sampler, limit, chat, tokenize, found.agent_loop)
-    print(*said, sep="\n", file=sys.stderr)
+    print(*said, sep="\n", file=sys.stderr if args.json else sys.stdout, flush=True)
     episodes = args.seeds * sum(len(tasks) for _, tasks in splits)
     try:
         with tqdm(total=episodes, unit="episode", disable=None) as bar:  # None: not where stderr is no terminal

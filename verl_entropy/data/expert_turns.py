@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_entropy import envs
-from verl_entropy.agent.environment import StepResult, reached_goal, read_reset, read_step
+from verl_entropy.agent.environment import reached_goal, read_reset, read_step
 from verl_entropy.agent.parsing import find_action, format_response
 from verl_entropy.agent.prompts import FittedPrompt, Message, PromptBuilder
 from verl_entropy.agent.settings import AgentSettings, check_texts
@@ -88,9 +88,8 @@ class TurnWriter:
         )
         return list(ids)
 
-    def prompt(self, task: str, seen: StepResult, history: list, step: int) -> FittedPrompt:
-        """The fitted prompt of a turn."""
-        turn = (task, seen.observation, history, seen.admissible, step, seen.forms, seen.info)
+    def prompt(self, *turn: Any) -> FittedPrompt:
+        """The fitted prompt of a turn: task, observation, history, admissible actions, step, forms and ``info``, as `PromptBuilder.fit`."""
         return self.prompts.fit(self.tokenize, self.max_prompt_length, *turn)
 
     def answer(self, action: str, thought: str, admissible: tuple[str, ...]) -> tuple[str, list[int]]:
@@ -159,7 +158,7 @@ def play(
         else:
             played = rng.choice(seen.admissible) if rng.random() < noise.play else target
         step = len(episode.turns) + 1
-        prompt = writer.prompt(task, seen, history, step)
+        prompt = writer.prompt(task, seen.observation, history, seen.admissible, step, seen.forms, seen.info)
         text, ids = writer.answer(target, expert.thought, seen.admissible)
         episode.turns.append(ExpertTurn(prompt.messages, prompt.token_ids, text, ids, step))
         history.append((seen.observation, played))
