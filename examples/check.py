@@ -238,11 +238,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = recipe.compose(args.overrides, args.recipes)
-        for line in recipe.validate(config):
-            print(f"[verl-entropy] {line}")
         if args.prepare:
             prepare(config, args.recipes, args.overrides)
             return 0
+        for line in recipe.validate(config):
+            print(f"[verl-entropy] {line}")
     except ConfigError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
