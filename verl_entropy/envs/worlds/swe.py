@@ -36,8 +36,9 @@ class SweEnv(TaskEnv):
 
     ``submit`` runs the tests as they were given (edits under ``tests/`` are refused) and ends the episode: reward 1 if
     every one passes, else 0; an episode that is cut pays 0. ``repositories``: a folder of the user's own .json files, as
-    under ``verl_entropy/envs/data/swe``. ``runner``: ``local`` (a restricted subprocess, no container: see
-    ``swe_runner``, and ``swe_driver`` for what tests may do, which run in another process than the code), ``sandbox_fusion`` (``runner_kwargs: {url: ...}``) or ``package.module:Class``.
+    under ``verl_entropy/envs/worlds/data/swe``. ``runner``: ``local`` (a restricted subprocess, no container: see
+    ``swe_runner``), ``sandbox_fusion`` (``runner_kwargs: {url: ...}``) or ``package.module:Class``. Tests run in another
+    process than the code; ``swe_driver`` says what they cannot do therefore.
     """
 
     SPLITS = SPLITS
