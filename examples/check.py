@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl_entropy.agent import verl_agent_rules
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
 
@@ -211,9 +212,21 @@ def prepare(config, recipes: str, overrides: list[str]) -> None:
     if target and not any(Path(target).glob("*")):
         Path(target).mkdir(parents=True, exist_ok=True)
         subprocess.run([*command, target] if command else ["appworld", "download", "data"], cwd=target, check=True)
+    if config.data.env.get("prompt_template") == "verl_agent":
+        texts()
     for _, _, argv in commands(config, recipes, overrides):
         if cli.main(argv):
             raise ConfigError(f"{shlex.join(['verl-entropy', *argv])}: failed, for the reason above.")
+
+
+def texts() -> None:
+    """Clone verl-agent, whose prompts are read from it, to where they are looked for."""
+    home = verl_agent_rules.home()
+    if home is None:
+        raise ConfigError(f"{verl_agent_rules.HOME}: not set. Export it, a folder that all nodes share, and start again.")
+    if not home.is_dir():
+        subprocess.run(["git", "clone", verl_agent_rules.REPOSITORY, str(home)], check=True)
+        subprocess.run(["git", "-C", str(home), "checkout", "--quiet", verl_agent_rules.COMMIT], check=True)
 
 
 def folder(config) -> Iterator[str]:

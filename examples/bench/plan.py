@@ -97,7 +97,11 @@ WORLDS = {
         "known houses (seen) and unknown houses (unseen).",
         regimes={
             "healthy": Regime(30, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
-            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=1e-3",), "learning rate 1e-3"),
+            "unstable": Regime(
+                60,
+                (f"{_ACTOR}.optim.lr=6e-4",),
+                "learning rate 6e-4, the lowest at which GRPO learned and lost it again on both tuning seeds",
+            ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
     ),
@@ -112,7 +116,11 @@ WORLDS = {
         validations=1,
         regimes={
             "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
-            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
+            "unstable": Regime(
+                60,
+                (f"{_ACTOR}.optim.lr=1e-3",),
+                "learning rate 1e-3, at which GRPO learned and lost two fifths or all of it on the tuning seeds",
+            ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
     ),
@@ -126,8 +134,12 @@ WORLDS = {
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
         validations=1,
         regimes={
-            "healthy": Regime(60, (f"{_ACTOR}.optim.lr=3e-4",), "learning rate 3e-4"),
-            "unstable": Regime(60, (f"{_ACTOR}.optim.lr=3e-3",), "learning rate 3e-3"),
+            "unstable": Regime(
+                60,
+                (f"{_ACTOR}.optim.lr=3e-4",),
+                "learning rate 3e-4; GRPO went to the safe arm at every rate tried, for in three groups of four the bold one paid nothing, "
+                "and the division by the group's standard deviation lets the fourth count no more",
+            ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
     ),

@@ -9,7 +9,7 @@ from verl_entropy.agent.episode import EpisodeRunner
 from verl_entropy.agent.pool import pool_of
 from verl_entropy.agent.prompts import PromptBuilder
 from verl_entropy.agent.settings import AgentSettings, check_texts
-from verl_entropy.agent.verl_agent_rules import HOME, KINDS, project, templates
+from verl_entropy.agent.verl_agent_rules import HOME, KINDS, home, project, templates
 from verl_entropy.config.settings import ConfigError
 
 
@@ -51,12 +51,13 @@ def _read_anew():
 
 def test_without_its_checkout_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv(HOME)
+    monkeypatch.delenv("VERL_ENTROPY_CACHE", raising=False)
     with pytest.raises(
         ConfigError, match=r"prompt_template=verl_agent: VERL_AGENT_HOME is not set.*git clone.*prompt_template=default"
     ):
         check_texts(settings("webshop"))
     monkeypatch.setenv(HOME, str(tmp_path))
-    with pytest.raises(ConfigError, match=r"VERL_AGENT_HOME=.*: no file .*webshop\.py"):
+    with pytest.raises(ConfigError, match=r"no file .*prompts/webshop\.py.*git clone"):
         check_texts(settings("webshop"))
     file = tmp_path / "agent_system/environments/prompts/webshop.py"
     file.parent.mkdir(parents=True)
@@ -64,6 +65,9 @@ def test_without_its_checkout_it_is_refused(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"has no text WEBSHOP_TEMPLATE_NO_HIS: tested is"):
         check_texts(settings("webshop"))
     check_texts(AgentSettings.from_mappings({"name": "household"}))
+    monkeypatch.delenv(HOME)
+    monkeypatch.setenv("VERL_ENTROPY_CACHE", str(tmp_path))
+    assert home() == tmp_path / "verl-agent"
 
 
 def test_a_long_prompt_is_cut_by_whole_turns():

@@ -266,6 +266,15 @@ def test_prepare_makes_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(check.subprocess, "run", lambda argv, **how: ran.append((argv, how["check"])))
     check.prepare(config, str(RECIPES), ["+seal/alfworld=grpo"])
     assert ran == [(["alfworld-download", "--data-dir", str(games)], True)]
+    monkeypatch.setenv("VERL_AGENT_HOME", str(tmp_path / "verl-agent"))
+    games.mkdir(exist_ok=True)
+    (games / "a").touch()
+    check.prepare(config, str(RECIPES), ["+seal/alfworld=grpo"])
+    clone, checkout = (argv for argv, _ in ran[1:])
+    assert (
+        clone[:2] == ["git", "clone"] and clone[-1] == checkout[2] == str(tmp_path / "verl-agent") and checkout[-1] == "796ed31"
+    )
+    made = made[:3]
     assert [argv[argv.index("--split") + 1] for argv in made] == ["train", "seen", "unseen"]
 
 

@@ -39,8 +39,9 @@ OF_KIND: dict[str, dict[str, Any]] = {
 """... and where an environment differs."""
 TAIL = {"alfworld": 30, "webshop": 20, "appworld": 100}
 """Characters of an answer without an action that the environment gets: its last ones."""
-HOME = "VERL_AGENT_HOME"
-"""Variable with the folder of a checkout of verl-agent, on every node."""
+HOME, SHARED = "VERL_AGENT_HOME", "VERL_ENTROPY_CACHE"
+"""Variables with the folder of a checkout of verl-agent, on every node; without the first, verl-agent/ in the second."""
+REPOSITORY, COMMIT = "https://github.com/langfengQ/verl-agent", "796ed31"
 SUPERVISOR = ("first_name", "last_name", "email", "phone_number")
 WEBSHOP_CHARS, APPWORLD_CHARS = 13_000, 10_000
 """A longer WebShop prompt loses its history; of AppWorld's history the last characters stay."""
@@ -139,15 +140,23 @@ def _fill(kind: str, parts: Parts, history: tuple[tuple[str, str], ...]) -> str:
     return (later_text if history else first_text).format(**values)
 
 
+def home() -> Path | None:
+    """Where the checkout of verl-agent is, or would be; None: no variable says it."""
+    if named := os.environ.get(HOME):
+        return Path(named).expanduser()
+    shared = os.environ.get(SHARED)
+    return Path(shared).expanduser() / "verl-agent" if shared else None
+
+
 @functools.cache
 def templates(kind: str) -> tuple[str, str]:
     """verl-agent's texts of the first and of later turns; ValueError where its checkout or a text is missing."""
-    home = os.environ.get(HOME)
-    path = Path(home or "", "agent_system", "environments", "prompts", f"{kind}.py")
-    if not home or not path.is_file():
+    folder = home()
+    path = Path(folder or "", "agent_system", "environments", "prompts", f"{kind}.py")
+    if folder is None or not path.is_file():
         raise ValueError(
-            f"{f'{HOME}={home}: no file {path}' if home else f'{HOME} is not set'}, and the texts are read from a checkout of verl-agent. "
-            f"Run git clone https://github.com/langfengQ/verl-agent on every node and set {HOME} to its folder"
+            f"{f'no file {path}' if folder else f'{HOME} is not set'}, and the texts are read from a checkout of verl-agent. Run git clone "
+            f"{REPOSITORY} on every node (or a launcher with --prepare) and set {HOME} to its folder"
         )
     texts = {
         target.id: node.value.value
@@ -158,7 +167,7 @@ def templates(kind: str) -> tuple[str, str]:
     }
     names = (f"{kind.upper()}_TEMPLATE_NO_HIS", f"{kind.upper()}_TEMPLATE")
     if missing := [name for name in names if not isinstance(texts.get(name), str)]:
-        raise ValueError(f"{path} has no text {', '.join(missing)}: tested is verl-agent at 796ed31")
+        raise ValueError(f"{path} has no text {', '.join(missing)}: tested is verl-agent at {COMMIT}")
     return str(texts[names[0]]), str(texts[names[1]])
 
 
