@@ -218,10 +218,11 @@ def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
     stored(results, "none", 0, 0.5, 0.6)
     stored(tmp_path / page.CUT, "none", 1, 0.25, 0.6)
     path = plan.Job("household", "healthy", "none", 1).file(tmp_path / page.CUT)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed"}))
+    given = {page.RATE: "1e-4", "trainer.total_training_steps": "30"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed", "settings": given}))
     text = page.render(results)
     assert "| GRPO | 1 |" in text and "Because the power failed:" in text
-    assert "- GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
+    assert "- household, GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
     path.unlink()
     assert "Cut runs" not in page.render(results)
 
@@ -315,7 +316,18 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(command, "run_all", lambda missing, args: asked.extend(missing) or 0)
     stored(tmp_path, "none", 0, 0.5, 0.5)
-    words = ["--results", str(tmp_path), "--method", "none,gigpo", "--seeds", "0-1", "--regime", "healthy"]
+    words = [
+        "--results",
+        str(tmp_path),
+        "--method",
+        "none,gigpo",
+        "--seeds",
+        "0-1",
+        "--regime",
+        "healthy",
+        "--world",
+        "household",
+    ]
     assert command.main(words) == 0
     assert [job.name for job in asked] == ["gigpo-seed0", "none-seed1", "gigpo-seed1"]
     assert "4 runs, 1 are there, 3 to train" in capsys.readouterr().out
