@@ -155,18 +155,29 @@ def span(values: Iterable[str]) -> str:
 
 
 def tuning(results: Path) -> list[str]:
-    """What GRPO did on the tuning seeds."""
-    lines = []
+    """What GRPO did on the tuning seeds, a row a run."""
+    head = "| world | learning rate | seed | held out, first -> final | success of 10 steps, best -> final | entropy of wrong trajectories |"
+    lines = [head + " of correct ones |", "|" + "---|" * 7]
     for (world, regime), cells in load(results, tuning=True).items():
-        runs = list(cells.get(BASE, {}).values())
-        if runs:
-            each = "; ".join(
-                f"seed {run['seed']}: held out {run['outcome']['held_out_first']:.2f} -> {run['outcome']['held_out_final']:.2f}, success of 10 "
-                f"steps at best {run['outcome']['success_best']:.2f}, at the end {run['outcome']['success_final']:.2f}"
-                for run in runs
+        for run in cells.get(BASE, {}).values():
+            found, (wrong, correct) = run["outcome"], apart(run)
+            lines.append(
+                f"| {WORLDS[world].title} | {regime.removeprefix('rate_')} | {run['seed']} | {found['held_out_first']:.2f} -> "
+                f"{found['held_out_final']:.2f} | {found['success_best']:.2f} -> {found['success_final']:.2f} | {wrong} | {correct} |"
             )
-            lines.append(f"- {world}, {regime}: {each}.")
-    return lines
+    return lines if len(lines) > 2 else []
+
+
+def apart(run: Run) -> tuple[str, str]:
+    """Entropy of wrong and of correct trajectories over the first 5 steps, and over those where that of the wrong ones was highest."""
+    width = ENDS // 2
+    curves = (run["curves"]["entropy_wrong"], run["curves"]["entropy_correct"])
+    pairs = [pair for pair in zip(*curves, strict=True) if None not in pair]
+    if len(pairs) < width:
+        return "", ""
+    means = [[fmean(column) for column in zip(*pairs[i : i + width], strict=True)] for i in range(len(pairs) - width + 1)]
+    (wrong, correct), (high, then) = means[0], max(means)
+    return f"{wrong:.2f} -> {high:.2f}", f"{correct:.2f} -> {then:.2f}"
 
 
 def cut(folder: Path) -> list[str]:
@@ -265,7 +276,8 @@ def render(results: Path) -> str:
         "",
         "## Tuning seeds",
         "",
-        f"Plain GRPO on seeds from {TUNING_SEEDS} up, for choosing the regimes:",
+        f"Plain GRPO on seeds from {TUNING_SEEDS} up, for choosing the regimes. Entropy, in nats a token: first {ENDS // 2} steps -> the "
+        f"{ENDS // 2} steps in which that of wrong trajectories was highest.",
         "",
         *(tuning(results) or ["- none reached its end: the rates come from single runs of an earlier commit."]),
         "",

@@ -198,7 +198,7 @@ def test_the_page_tells_methods_apart_and_names_what_was_not_run(tmp_path):
     text = page.render(results)
     assert "By area under the curve, paired over seeds: above GRPO: GiGPO (+0.100 (+0.100 to +0.100)); below GRPO: REPO-R" in text
     assert "too few seeds to tell: AEM" in text and "not told from GRPO: GiGPO" in text
-    assert "not run:" in text and "AEM (1)" in text and "seed 100: held out 0.10 -> 0.99" in text
+    assert "not run:" in text and "AEM (1)" in text and "| household | healthy | 100 | 0.10 -> 0.99 |" in text
     assert "| GRPO | 5 | 0.60 (0.60 to 0.60)" in text, "a tuning seed is no result"
     assert page.write_page(results).read_text() == text and (tmp_path / "household-healthy.png").stat().st_size < 150_000
 
@@ -225,6 +225,18 @@ def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
     assert "- household, GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
     path.unlink()
     assert "Cut runs" not in page.render(results)
+
+
+def test_tuning_runs_are_a_table_that_tells_an_eruption_of_wrong_trajectories(tmp_path):
+    results = tmp_path / "results"
+    stored(results, "none", 0, 0.5, 0.6)
+    assert "| 100 |" not in page.render(results)
+    stored(results, "none", 100, 0.5, 0.6, regime="rate_6e-4")
+    path = plan.Job("household", "rate_6e-4", "none", 100).file(results)
+    run = json.loads(path.read_text())
+    run["curves"] |= {"entropy_wrong": [0.16] * 20 + [0.31] * 5 + [0.1] * 5, "entropy_correct": [0.12, None] * 10 + [0.09] * 10}
+    path.write_text(json.dumps(run))
+    assert "| household | 6e-4 | 100 | 0.10 -> 0.60 | 0.50 -> 0.50 | 0.16 -> 0.31 | 0.12 -> 0.09 |" in page.render(results)
 
 
 def test_committed_cut_runs_are_cut_and_nobody_s_folders():
