@@ -10,6 +10,7 @@ import json
 import platform
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from synthetic_runs import HOSTILE, P, write_run
@@ -523,7 +524,7 @@ def test_a_calm_run_gets_no_advice(runs):
 def test_advice_names_what_exists(runs):
     keys = {a.key for a in registry.methods()}
     methods = [m for i in advise(runs["a"]).items for m in i.methods]
-    assert methods and set(methods) <= keys
+    assert set(methods) & keys and all(m in keys or "optim.lr=" in m for m in methods)
 
 
 PLANTED = {
@@ -541,6 +542,19 @@ PLANTED = {
         "regularizer=epo",
     ),
     "erupts ": (SYMPTOMS["erupts"][0], {ACTOR + "clip_ratio_high": 0.5}, "clip_ratio_high=0.2", ""),
+    "erupts  ": (SYMPTOMS["erupts"][0], {ACTOR + "entropy_coeff": 0.01}, "entropy_coeff=0", ""),
+    "success fell ": (
+        {"verl_entropy__success": lambda s: 0.45 if s < 30 else 0.1, "verl_entropy__entropy": 0.2},
+        {ACTOR + "optim.lr": 6e-4},
+        "lr=0.0003",
+        "",
+    ),
+    "not finite ": (
+        {"actor__grad_norm": lambda s: 1.0 if s < 10 else float("inf"), "verl_entropy__entropy": 0.4},
+        {},
+        "grad_clip",
+        "",
+    ),
 }
 
 
@@ -553,6 +567,27 @@ def test_a_planted_run_gets_fitting_advice(tmp_path, name):
     assert not lacks or lacks not in " ".join(item.methods)
     if "erupts" in name:
         assert has in item.methods[0] and "lower that first" in item.why
+
+
+def test_an_eruption_tells_who_erupted_and_offers_a_smaller_step_first(tmp_path):
+    values = SYMPTOMS["erupts"][0] | {
+        "verl_entropy__entropy_of__wrong": lambda s: 0.2 + 0.08 * max(s - 25, 0),
+        "verl_entropy__entropy_of__correct": 0.1,
+    }
+    found = advise(_written(tmp_path, config=nested({ACTOR + "optim.lr": 6e-4}), **values))
+    (item,) = [i for i in found.items if "erupts" in i.symptom]
+    assert item.methods[0] == ACTOR + "optim.lr=0.0003" and re.search(
+        r"wrong trajectories 0\.\d+ nats, correct ones 0\.1$", item.figure
+    )
+
+
+def test_what_the_advice_says_of_the_bench_is_what_its_files_say(tmp_path):
+    found = advise(_written(tmp_path, **SYMPTOMS["erupts"][0]))
+    (item,) = [i for i in found.items if "erupts" in i.symptom]
+    results = Path(__file__).parents[2] / "recipes/bench/results/household"
+    for rate, erupted in (("6e-4", True), ("4e-4", False)):
+        runs = [json.loads((results / f"rate_{rate}/none-seed{seed}.json").read_text()) for seed in (100, 101)]
+        assert rate in item.why and all(run["outcome"]["erupted"] is erupted for run in runs)
 
 
 def test_a_remedy_that_failed_is_named(tmp_path):
