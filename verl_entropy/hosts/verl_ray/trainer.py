@@ -298,7 +298,8 @@ def wrap(module: ModuleType) -> None:
 
     @functools.wraps(original_fit)
     def fit(self):
-        self._verl_entropy_fits = bool(run_of(self))  # a fit of a subclass goes by total_training_steps
+        run_of(self)
+        self._verl_entropy_fits = True  # a fit of a subclass goes by total_training_steps
         try:
             return original_fit(self)
         except Stopped:
