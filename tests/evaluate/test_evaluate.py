@@ -14,6 +14,7 @@ from verl_entropy import cli
 from verl_entropy.commands import evaluate as evaluate_command
 from verl_entropy.evaluate import samplers, statistics, summary
 from verl_entropy.evaluate.play import Outcome, turn_seed
+from verl_entropy.quickstart import build
 
 
 class Add:
@@ -422,3 +423,23 @@ def test_a_checkpoint_plays_the_same_alone_and_in_a_crowd(tmp_path):
 def test_turns_have_seeds_of_their_own():
     seeds = {turn_seed(s, t) for s in range(50) for t in range(50)}
     assert len(seeds) == 2500 and all(0 <= s < 2**31 for s in seeds)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", b"no weights at all", "its weights cannot be loaded"),
+        ("tokenizer.json", b'{"version": "1.0", "model": {"type": "Nonsense"}}', "cannot be loaded"),
+        ("tokenizer.json", b"{", "cannot be loaded"),
+        ("chat_template.jinja", b"{% for m in messages %}{{ m['x'] ", "cannot render a user message"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_line_that_names_it(tmp_path, capsys, file, content, said):
+    tokenizer = build.build_tokenizer()
+    folder = tmp_path / "checkpoint"
+    build.build_model(len(tokenizer), 0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / file).write_bytes(content)
+    assert cli.main(["evaluate", str(folder), "--env", "household", "--split", "unseen", "--count", "2"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("verl-entropy evaluate: ") and said in error and (str(folder) in error or "chat template" in error)

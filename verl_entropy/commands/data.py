@@ -139,7 +139,7 @@ def load_tokenizer(path: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises bare ones
         raise ConfigError(
             f"--tokenizer={path}: cannot be loaded ({str(error).splitlines()[0]}). Give a checkpoint's folder."
         ) from error

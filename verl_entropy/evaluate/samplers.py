@@ -17,6 +17,7 @@ from verl_entropy.agent.cut import is_cut, tokens_cut
 from verl_entropy.agent.prompts import FittedPrompt
 from verl_entropy.agent.template import without_end
 from verl_entropy.batch.foreign import read_whole
+from verl_entropy.config.settings import ConfigError
 from verl_entropy.http_client import BadStatus, NoAnswer
 
 NEUTRAL: Mapping[str, Any] = {
@@ -228,7 +229,12 @@ class Checkpoint:
 
         from verl_entropy.cpu.runner import ModelRunner
 
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        except Exception as error:  # safetensors has an error of its own, which is neither OSError nor ValueError
+            raise ConfigError(
+                f"{path}: its weights cannot be loaded ({str(error).splitlines()[0]}). Give a folder that save_pretrained wrote whole."
+            ) from error
         self._runner = ModelRunner(model, tokenizer, _Rollout(prompt_length, sampling.max_tokens))
         self._decode = lambda ids: without_end(tokenizer.decode(ids, skip_special_tokens=not keep_special), end_texts)
         self._sampling, self._batch = sampling, batch
