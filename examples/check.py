@@ -156,9 +156,11 @@ def environment(config) -> Iterator[str]:
         import os
 
         from verl_entropy import envs
+        from verl_entropy.agent.settings import AgentSettings, check_texts
 
         found = [f"{path} is not there: a folder that all nodes share is needed" for path in paths if not os.path.exists(path)]
         try:
+            check_texts(AgentSettings.from_mappings(env))
             built = envs.make(env["name"], **(env.get("kwargs") or {}))
             try:
                 built.reset(seed=0)

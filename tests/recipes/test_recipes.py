@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_entropy import envs
+from verl_entropy.agent import verl_agent_rules
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.data import recipe
@@ -124,6 +125,21 @@ def test_the_papers_values_arrive(name, values):
 def test_papers_that_build_on_verl_agent_have_its_prompts_and_rules(name):
     env = AgentSettings.from_mappings(OmegaConf.to_container(compose(f"+{name}").data.env, resolve=True))
     assert env.prompt_template == "verl_agent" and not env.require_admissible
+
+
+def test_without_verl_agents_checkout_a_recipe_composes_and_no_run_starts(monkeypatch):
+    from verl_entropy.hosts.verl_engine import driver, resolved
+
+    monkeypatch.delenv("VERL_AGENT_HOME")
+    monkeypatch.delenv("VERL_ENTROPY_CACHE", raising=False)
+    verl_agent_rules.templates.cache_clear()
+    config = compose("+seal/alfworld=grpo")
+    with pytest.raises(ConfigError, match=r"prompt_template=verl_agent: VERL_AGENT_HOME is not set.*git clone"):
+        driver.check_prompts(config)
+    found = resolved.check(config)
+    assert [
+        w for w in found.warnings if w.startswith("not on this machine: data.env.prompt_template=verl_agent: VERL_AGENT_HOME")
+    ]
 
 
 def test_the_warm_start_composes_over_verls_sft_trainer():

@@ -217,10 +217,9 @@ def check_environment(config: DictConfig) -> None:
     if "env" not in config.data or config.data.env is None:
         return
     from verl_entropy import envs
-    from verl_entropy.agent.settings import PATH, AgentSettings, check_texts
+    from verl_entropy.agent.settings import PATH, AgentSettings
 
     settings = AgentSettings.from_mappings(OmegaConf.to_container(config.data.env, resolve=True))
-    check_texts(settings)
     try:
         envs.resolve(settings.name)
     except ValueError as error:
@@ -230,6 +229,14 @@ def check_environment(config: DictConfig) -> None:
         for file in [files] if isinstance(files, str) else files:
             if str(file).endswith((".json", ".jsonl")) and os.path.isfile(file):
                 _check_json_lines(str(file), f"data.{key}")
+
+
+def check_prompts(config: DictConfig) -> None:
+    """ConfigError where the prompt template's texts are not on this machine."""
+    if config.data.get("env") is not None:
+        from verl_entropy.agent.settings import AgentSettings, check_texts
+
+        check_texts(AgentSettings.from_mappings(OmegaConf.to_container(config.data.env, resolve=True)))
 
 
 def check_snapshots(chosen: plan.Plan, config: DictConfig) -> None:
@@ -287,6 +294,7 @@ def wrap(module: ModuleType) -> None:
         try:
             check_spelling(config)
             check_environment(config)
+            check_prompts(config)
             found = check_values(config)
             chosen = prepare(config)
         except ConfigError as error:

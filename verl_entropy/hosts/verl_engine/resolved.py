@@ -16,7 +16,7 @@ from typing import Any
 from verl_entropy.config import memory, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.plan import Choice, Plan
-from verl_entropy.config.settings import lookup
+from verl_entropy.config.settings import ConfigError, lookup
 from verl_entropy.data.recipe import not_here, offline
 
 
@@ -61,6 +61,10 @@ def check(config: Any) -> Resolved:
     if chosen.active:
         lines = driver.banner(chosen, config)
         notes += [line.removeprefix("note: ") for line in lines if line.startswith("note: ") and not line.endswith(unused)]
+    try:  # as a data file that is not here: the machine of the run may have it
+        driver.check_prompts(config)
+    except ConfigError as error:
+        notes.append(f"not on this machine: {error}")
     raw = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     return Resolved(chosen, raw, verl, [*risks.risks(chosen, raw, has_flash()), *notes])
 
