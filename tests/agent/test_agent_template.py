@@ -60,9 +60,12 @@ def test_the_end_of_an_answer_is_no_part_of_it():
     ends = ("<|im_end|>", "</s>")
     assert without_end("go north<|im_end|>", ends) == "go north" and without_end("a </s> <|im_end|>\n", ends) == "a"
     assert without_end("a <|im_end|> b ", ends) == "a <|im_end|> b " and without_end("a ", ()) == "a "
-    started = time.process_time()
-    assert without_end("a" + "<|im_end|> " * 100_000, ends) == "a"
-    assert time.process_time() - started < 0.5
+    seconds = []
+    for count in (25_000, 100_000):  # linear: four times as long, where a quadratic one takes sixteen times
+        started = time.process_time()
+        assert without_end("a" + "<|im_end|> " * count, ends) == "a"
+        seconds.append(time.process_time() - started)
+    assert seconds[1] < 10 * seconds[0] + 0.2
 
 
 @pytest.mark.parametrize("form", [{"strict_format": True}, {"action_format": "whole", "require_think": False}])

@@ -94,7 +94,7 @@ def test_the_bold_arm_of_the_bandit_pays_more_and_wins_whatever_it_pays():
 def test_every_world_would_start(world, tmp_path):
     pytest.importorskip("verl")
     from verl_entropy.config import compose
-    from verl_entropy.hosts.verl_v1 import resolved
+    from verl_entropy.hosts.verl_engine import resolved
 
     words = one.words(plan.Job(world, "unstable", "gigpo", 3), tmp_path, tmp_path / "run", 30)
     found = resolved.check(compose.compose(words))
