@@ -34,15 +34,19 @@ def keys(data: Any) -> list[str]:
     return [f"{uid}_{session}_{position}" for uid, session, position in zip(objects["uid"], session_R, position_R, strict=True)]
 
 
+def padding(data: Any) -> np.ndarray:
+    """Of each row whether it only fills up the batch."""
+    return np.array([str(uid).startswith(PAD_UID) for uid in data.non_tensor_batch["uid"]])
+
+
 def turns(data: Any, keys_R: list[str], extra: list[dict[str, Any]], threshold: float) -> Turns:
     """The turns of a batch with ``token_level_rewards``."""
-    uid_R = data.non_tensor_batch["uid"]
-    padding_R = np.array([str(uid).startswith(PAD_UID) for uid in uid_R])
+    padding_R = padding(data)
     sessions, positions = zip(*((key.rsplit("_", 1)[0], int(key.rsplit("_", 1)[1])) for key in keys_R), strict=True)
     mask_RT = data.batch["response_mask"].bool()
     return build_turns(
         mask_RT,
-        group_R=list(uid_R),
+        group_R=list(data.non_tensor_batch["uid"]),
         trajectory_R=list(sessions),
         position_R=list(positions),
         padding_R=torch.as_tensor(padding_R),

@@ -14,10 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 from verl.utils import tensordict_utils as tu
 
-from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, agent_rows, context, state
 from verl_entropy.hosts.common.trainer_keys import (
     ACTOR_MASKS,
@@ -29,7 +28,7 @@ from verl_entropy.hosts.common.trainer_keys import (
     WORKER_INFO,
 )
 from verl_entropy.hosts.install import compat
-from verl_entropy.hosts.verl_engine import driver
+from verl_entropy.hosts.verl_engine import checkpoints, driver
 from verl_entropy.hosts.verl_ray import layout, loops, rows
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.upstream.rows import pad_rows
@@ -131,7 +130,7 @@ def _old_log_prob(original: Any, trainer: Any, batch: Any) -> Any:
 
 
 def _padding(batch: Any) -> list[bool]:
-    return [str(uid).startswith(rows.PAD_UID) for uid in batch.non_tensor_batch["uid"]]
+    return rows.padding(batch).tolist()
 
 
 # ----------------------------------------------------------------------------- advantages
@@ -278,7 +277,6 @@ def wrap(module: ModuleType) -> None:
     original_advantage, original_metrics = module.compute_advantage, module.compute_data_metrics
     original_init, original_workers, original_fit = trainer_cls.__init__, trainer_cls.init_workers, trainer_cls.fit
     original_log_prob, original_update = trainer_cls._compute_old_log_prob, trainer_cls._update_actor
-    original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
 
     @functools.wraps(original_init)
     def __init__(self, *args, **kwargs):
@@ -329,28 +327,7 @@ def wrap(module: ModuleType) -> None:
             _updated(self, output)
         return output
 
-    @functools.wraps(original_save)
-    def _save_checkpoint(self):
-        run = run_of(self)
-        if run.plan.active:
-            folder = state.step_folder(self.config.trainer.default_local_dir, self.global_steps)
-            state.save(run, folder, int(self.global_steps))
-        return original_save(self)
-
-    @functools.wraps(original_load)
-    def _load_checkpoint(self):
-        run = run_of(self)
-        try:
-            folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
-            if folder is not None:
-                state.load(run, folder)
-            if run.diagnostics is not None:
-                run.diagnostics.open(self.config, resumed=folder is not None)
-        except ConfigError as error:
-            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
-        return original_load(self)
-
     module.compute_advantage, module.compute_data_metrics = compute_advantage, compute_data_metrics
     trainer_cls.__init__, trainer_cls.init_workers, trainer_cls.fit = __init__, init_workers, fit
     trainer_cls._compute_old_log_prob, trainer_cls._update_actor = _compute_old_log_prob, _update_actor
-    trainer_cls._save_checkpoint, trainer_cls._load_checkpoint = _save_checkpoint, _load_checkpoint
+    checkpoints.wrap(trainer_cls, run_of)

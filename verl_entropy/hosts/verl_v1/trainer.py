@@ -20,17 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
 from verl_entropy.agent.branching import ROLLOUT
 from verl_entropy.batch.turns import Turns, build_turns
 from verl_entropy.config.plan import Plan
-from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.common import advantage_side, agent_rows, context, state
 from verl_entropy.hosts.common.diagnostics_side import SAMPLE_FIELDS
 from verl_entropy.hosts.common.trainer_keys import ACTOR_MASKS, NUM_SAMPLED, PAD_UID, PREFIX, WORKER_INFO
 from verl_entropy.hosts.install import patched
-from verl_entropy.hosts.verl_engine import driver
+from verl_entropy.hosts.verl_engine import checkpoints, driver
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.upstream import queue
 from verl_entropy.upstream.rows import MARK, pad_rows, settle
@@ -292,7 +291,6 @@ def wrap(module: ModuleType) -> None:
     original_global = module.compute_advantage_for_multi_trajectories
     original_advantage = trainer_cls._compute_advantage
     original_update = trainer_cls._update_actor
-    original_save, original_load = trainer_cls._save_checkpoint, trainer_cls._load_checkpoint
     original_init, original_submit = trainer_cls.__init__, trainer_cls._submit_batch_to_rollout
 
     @functools.wraps(original_init)
@@ -340,27 +338,6 @@ def wrap(module: ModuleType) -> None:
                 _check_active(run, metrics)
         return batch
 
-    @functools.wraps(original_save)
-    def _save_checkpoint(self):
-        run = run_of(self)
-        if run.plan.active:
-            folder = state.step_folder(self.config.trainer.default_local_dir, self.global_steps)
-            state.save(run, folder, int(self.global_steps))
-        return original_save(self)
-
-    @functools.wraps(original_load)
-    def _load_checkpoint(self):
-        run = run_of(self)
-        try:
-            folder = state.resume_folder(OmegaConf.to_container(self.config.trainer, resolve=True))
-            if folder is not None:
-                state.load(run, folder)
-            if run.diagnostics is not None:
-                run.diagnostics.open(self.config, resumed=folder is not None)
-        except ConfigError as error:
-            raise SystemExit(f"[verl-entropy] configuration error: {error}") from None
-        return original_load(self)
-
     @functools.wraps(original_submit)
     def _submit_batch_to_rollout(self, batch):
         _tell(run_of(self), self, batch)
@@ -371,8 +348,7 @@ def wrap(module: ModuleType) -> None:
     module.compute_advantage_for_multi_trajectories = compute_advantage_for_multi_trajectories
     trainer_cls._compute_advantage = _compute_advantage
     trainer_cls._update_actor = _update_actor
-    trainer_cls._save_checkpoint = _save_checkpoint
-    trainer_cls._load_checkpoint = _load_checkpoint
+    checkpoints.wrap(trainer_cls, run_of)
     _wrap_diagnostics(trainer_cls)
 
 
