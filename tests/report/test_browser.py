@@ -161,6 +161,7 @@ def test_what_is_injected_later_is_stopped_by_the_policy(report, browser, hits):
 def test_a_reader_can_look_closer(report, browser):
     """Hover values, log scale, smoothing, zoom and its end, runs on and off."""
     opened(browser, report.html.as_uri())
+    browser.execute_script("document.getElementById('entropy').scrollIntoView()")  # what is out of sight is drawn when it comes into sight
     browser.execute_script(f"Plotly.Fx.hover({ENTROPY}, [{{curveNumber: 0, pointNumber: 70}}])")
     until(browser, "document.querySelector('#entropy .hoverlayer text')")
     assert any(c.isdigit() for c in browser.execute_script("return document.querySelector('#entropy .hoverlayer').textContent"))
@@ -172,6 +173,7 @@ def test_a_reader_can_look_closer(report, browser):
     browser.execute_script(
         "const s = document.querySelector('#controls select'); s.value = '10'; s.dispatchEvent(new Event('change'))"
     )
+    until(browser, f"{calm}[60] !== {rough[60]}")  # the figure is drawn anew some time after the choice
     smooth = browser.execute_script(f"return {calm}")
     assert smooth[60] == pytest.approx(sum(rough[51:61]) / 10) and len(smooth) == len(rough)
     assert "trailing mean of 10 points" in browser.execute_script(
