@@ -62,7 +62,7 @@ def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
         f"trainer.test_freq={max(1, steps // world.validations)}",
         "++ray_kwargs.ray_init.address=local",
         *world.regimes[job.regime].overrides,
-        *method.overrides,
+        *(word.format(held=world.held) for word in method.overrides),
     ]
 
 

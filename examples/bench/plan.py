@@ -19,6 +19,7 @@ class Method:
     title: str
     presets: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    """``{held}`` in one is the world's ``held``."""
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -44,6 +45,8 @@ METHODS = {
     "siren": Method("SIREN", ("siren",)),
     "aepo": Method("AEPO", ("aepo_update",)),
     "ea": Method("EA", ("ea",)),
+    "held_bonus": Method("entropy held, by the bonus", ("entropy_bonus",), ("+algorithm.entropy.target={held}",)),
+    "held_entropic": Method("entropy held, by EntroPIC's weights", ("entropic",), ("+algorithm.entropy.target={held}",)),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
 }
 
@@ -80,6 +83,8 @@ class World:
     episodes: int
     """Held-out episodes of each split."""
     text: str
+    held: float
+    """Entropy in nats that methods with a target hold: about that of the first steps."""
     validations: int = 2
     """Of the training: at the end, and 2: in the middle, too; one more is made before it."""
     regimes: dict[str, Regime] = field(default_factory=dict)
@@ -92,6 +97,7 @@ WORLDS = {
         splits=("seen", "unseen"),
         metric="val-core/household/{split}/acc/mean@1",
         episodes=128,
+        held=0.15,
         text="The quickstart's world: a Llama of 0.2 M parameters, warm-started for each seed on turns of a noisy expert; 8 groups of 8 "
         "episodes a step, up to 8 turns each, about six updates a step. Training tasks never repeat; held out are new tasks in "
         "known houses (seen) and unknown houses (unseen).",
@@ -111,6 +117,7 @@ WORLDS = {
         splits=("dev", "test"),
         metric="val-core/frozen_lake/{split}/acc/mean@1",
         episodes=320,
+        held=0.5,
         text="Gymnasium's FrozenLake as text, a new 4 x 4 map every episode (a quarter holes, no slipping, up to 10 moves); the household's "
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
         validations=1,
@@ -130,6 +137,7 @@ WORLDS = {
         splits=("dev", "test"),
         metric="val-core/bandit/{split}/acc/mean@1",
         episodes=640,
+        held=0.5,
         text="A two-armed bandit in the manner of RAGEN's: a safe arm pays .15, a bold one 1 in a quarter of all pulls, and success is to pull "
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
         validations=1,

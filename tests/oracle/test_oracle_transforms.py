@@ -17,6 +17,7 @@ from verl_entropy.methods.transforms.clip_b import clip_b, discriminator
 from verl_entropy.methods.transforms.clip_v import clip_v, vocab_centre
 from verl_entropy.methods.transforms.ea import ea
 from verl_entropy.methods.transforms.entrocraft import entrocraft, entrocraft_switch, entropy_range
+from verl_entropy.methods.transforms.entropic import entropic
 from verl_entropy.methods.transforms.repo_d import repo_d
 from verl_entropy.methods.transforms.repo_r import repo_r
 
@@ -227,3 +228,15 @@ def test_repo_d_of_a_token_flips_its_advantage_at_the_upper_bound_of_zeta():
     token = one_token(1.0, math.log(p), -math.log(p) - 1.0)  # L = -1
     close(repo_d(*token, zeta=10.0, scope="per_token").advantages_RT, [[-1.0]])
     close(repo_d(*token, zeta=1.0, scope="per_token").advantages_RT, [[0.8]])
+
+
+def test_entropic_weighs_the_signs():
+    """1 - .25 for positive and 1 + .25 for negative advantages; with min_prob=.5 at tokens of log-probability -.1 and not at -2."""
+    mask_RT = torch.ones(2, 2, dtype=torch.bool)
+    turns = build_turns(mask_RT, group_R=["a", "a"], trajectory_R=["0", "1"], position_R=[0, 0], padding_R=[False, False])
+    advantages_RT = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
+    log_prob_RT = torch.tensor([[-0.1, -2.0], [-0.1, -2.0]])
+    every = entropic(advantages_RT, turns, log_prob_RT, alpha=0.25).advantages_RT
+    likely = entropic(advantages_RT, turns, log_prob_RT, alpha=0.25, min_prob=0.5).advantages_RT
+    close(every, [[1.5, 1.5], [-1.25, -1.25]])
+    close(likely, [[1.5, 2.0], [-1.25, -1.0]])

@@ -161,7 +161,9 @@ def test_what_is_injected_later_is_stopped_by_the_policy(report, browser, hits):
 def test_a_reader_can_look_closer(report, browser):
     """Hover values, log scale, smoothing, zoom and its end, runs on and off."""
     opened(browser, report.html.as_uri())
-    browser.execute_script("document.getElementById('entropy').scrollIntoView()")  # what is out of sight is drawn when it comes into sight
+    browser.execute_script(
+        "document.getElementById('entropy').scrollIntoView()"
+    )  # what is out of sight is drawn when it comes into sight
     browser.execute_script(f"Plotly.Fx.hover({ENTROPY}, [{{curveNumber: 0, pointNumber: 70}}])")
     until(browser, "document.querySelector('#entropy .hoverlayer text')")
     assert any(c.isdigit() for c in browser.execute_script("return document.querySelector('#entropy .hoverlayer').textContent"))

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_entropy.config import settings as config
 from verl_entropy.config.plan import Plan
-from verl_entropy.config.settings import ConfigError, lookup
+from verl_entropy.config.settings import ALGORITHM_PATH, ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
 from verl_entropy.methods.method import Method
@@ -271,10 +273,42 @@ def _check_bounds(plan: Plan) -> None:
             )
 
 
+def _check_target(plan: Plan) -> None:
+    """An entropy to hold: a number or a schedule, and one chosen method whose coefficient can follow it."""
+    target, path = plan.entropy.target, f"{ALGORITHM_PATH}.target"
+    if target is None:
+        return
+    if isinstance(target, list):
+        points = [p for p in target if isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)]
+        if not target or len(points) < len(target) or any(not 0.0 < p[1] < math.inf for p in points):
+            raise ConfigError(
+                f"{path}={target}: a schedule is a list of [step, nats] with nats > 0. Write for example [[0,0.5],[100,0.2]]."
+            )
+        if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
+            raise ConfigError(f"{path}={target}: the steps of a schedule must rise. Sort its points.")
+    able = ", ".join(m.name for m in registry.methods() if m.hold is not None)
+    holding = [c for c in plan.choices if c.method.hold is not None]
+    if len(holding) != 1:
+        found = (
+            f"{', '.join(c.name for c in holding)} would pull at once; choose one"
+            if holding
+            else "no chosen method can follow it"
+        )
+        raise ConfigError(
+            f"{path}={target}: {found}. One of {able} moves its coefficient for it, for example +entropy=[entropy_bonus]."
+        )
+    own = [c for c in plan.choices if getattr(c.settings, "target", None) is not None]
+    if own:
+        raise ConfigError(
+            f"{path}={target}: {own[0].method.path}.target={own[0].settings.target} is another target. Set one of them to null."
+        )
+
+
 def check(plan: Plan, raw: Mapping[str, Any]) -> None:
     """Raise ConfigError on the first thing that would make the run fail later or do nothing in silence."""
     _check_presets(plan)
     _check_bounds(plan)
+    _check_target(plan)
     _check_trainer(plan, raw)
     _check_advantages(plan, raw)
     _check_rollout(plan, raw)

@@ -102,6 +102,8 @@ class Plan:
         lines.append(f"head: {_head(self.head)}")
         if self.rollout is not None:
             lines.append(f"rollout: {self.rollout.name}")
+        if self.entropy.target is not None:
+            lines.append(f"target entropy: {self.entropy.target} nats, guard {self.entropy.target_guard}")
         lines.append(f"diagnostics: {_diagnostics(self.diagnostics)}")
         lines += [f"{c.method.path}: {c.settings}" for c in self.choices]
         lines += [f"note: {path} is set, but that method is not chosen" for path in self.unused]

@@ -66,6 +66,18 @@ class Entropy:
         "drop: it leaves the loss and its denominator under any estimator (REPO, sec. 4); null: zero with any method, verl's without one",
         choices=("zero", "verl", "drop"),
     )
+    target: float | list | None = setting(
+        None,
+        "entropy in nats to hold, or a schedule [[step, nats],...] with straight lines between its points; the coefficient of the one chosen "
+        "method that can is moved for it",
+        gt=0.0,
+    )
+    target_guard: float | None = setting(
+        0.2,
+        "relative loss of success, running mean against its best, from which the held coefficient goes back towards no effect; null: never",
+        gt=0.0,
+        lt=1.0,
+    )
     allow_missing_state: bool = setting(False, "start controllers and histories afresh when a checkpoint has none of ours")
 
 
@@ -79,7 +91,8 @@ def _check_type(value: Any, annotation: Any, path: str) -> Any:
         options = typing.get_args(annotation)
         if value is None and type(None) in options:
             return None
-        return _check_type(value, next(o for o in options if o is not type(None)), path)
+        kinds = [o for o in options if o is not type(None)]
+        return _check_type(value, next((o for o in kinds if isinstance(value, o)), kinds[0]), path)
     kind = origin or annotation
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -25,6 +25,9 @@ class Entry:
 
 _OURS = {
     "entropy": ("mean entropy of the trained tokens before the update", "nats", "ours"),
+    "entropy_target": ("entropy to hold in this step (algorithm.entropy.target)", "nats", "ours"),
+    "hold/guarded": ("1 while the held coefficient goes back because success fell below its best", "0 or 1", "ours"),
+    "hold/effect": ("change of ln H in a step by one unit of the held coefficient, as estimated", "nats/nats", "ours"),
     "entropy_not_finite": ("share of the trained tokens without a finite entropy, where there are any", "share", "ours"),
     "active": ("1 where the plugin's loss ran in the training workers", "0 or 1", "ours"),
     "resumed": ("1 in the first step after a resume; left out in the others", "0 or 1", "ours"),
@@ -196,7 +199,16 @@ COMPACT = frozenset(
     (
         *("entropy", "entropy_change", "entropy_early/turns", "entropy_late/turns", "response_entropy/std"),
         *("entropy_of/correct", "entropy_of/wrong", "success", "turns", "valid_action_ratio", "repeated_action_ratio"),
-        *("duplication", "likelihood/valid_log_prob_mean", "group/zero_variance", "predictor/repo", "phase", "active"),
+        *(
+            "duplication",
+            "likelihood/valid_log_prob_mean",
+            "group/zero_variance",
+            "predictor/repo",
+            "phase",
+            "active",
+            "entropy_target",
+            "hold/guarded",
+        ),
         *("interference/drift_negative", "representation/probe_auc", "clipfrac_high", "clipfrac_low"),
     )
 )

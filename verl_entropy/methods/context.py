@@ -33,9 +33,18 @@ class AdvantageContext:
     """Advantages after base and transforms; None before."""
     entropy: float | None = None
     """Mean entropy of the batch's trained tokens in nats; None when unknown or not finite."""
+    target: float | None = None
+    """Entropy in nats to hold in this step (``algorithm.entropy.target``); None: none is asked for."""
+    target_guard: float | None = None
+    """``algorithm.entropy.target_guard``."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the methods' states say for this iteration, by method; sent to the workers."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def success(self) -> float | None:
+        """Share of the trajectories that reached their goal; None without one."""
+        success_J = self.turns.success_J
+        return float(success_J.float().mean()) if len(success_J) else None
 
     def entropies(self) -> Tensor:
         """Entropy of the old-log-prob pass in nats, (R, T), no gradient; RuntimeError where that pass was bypassed."""

@@ -137,6 +137,8 @@ class Method:
     """Methods it runs with, but hardly should: what to know."""
     bounded: tuple[str, str, str] | None = None
     """A setting that a controller moves, and its bounds: (value, low, high)."""
+    hold: tuple[float, bool] | None = None
+    """That setting can follow ``algorithm.entropy.target``: a small but noticeable value of it, and whether it works below 0, too."""
     ordered: tuple[tuple[str, str], ...] = ()
     """Pairs of settings (low, high)."""
     steers: bool = False

@@ -18,6 +18,7 @@ from verl_entropy.config.settings import ACTOR_PATH, ALGORITHM_PATH, SEAL_PATH, 
 from verl_entropy.files import write_atomic
 from verl_entropy.hosts.common.diagnostics_side import DiagnosticsSide
 from verl_entropy.log import say
+from verl_entropy.methods.common.hold import scheduled
 
 FILE = "verl_entropy.json"
 
@@ -45,6 +46,9 @@ class Run:
         if ctx.entropy is not None:
             ctx.metrics["verl_entropy/entropy"] = ctx.entropy
         ctx.info["step"] = ctx.step
+        if self.plan.entropy.target is not None:
+            ctx.target, ctx.target_guard = scheduled(self.plan.entropy.target, ctx.step), self.plan.entropy.target_guard
+            ctx.metrics["verl_entropy/entropy_target"] = ctx.target
         if ctx.step != self._step:
             self._step, self._said = ctx.step, {}
         for name, method in self.methods.items():

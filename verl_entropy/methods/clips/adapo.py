@@ -28,6 +28,7 @@ def _bound(said: Mapping[str, Any]) -> float:
 
 
 _BOUNDED = ("eps_high", "eps_min", "eps_max")
+_HOLD = (0.01, False)
 
 ADAPO = Clip(
     name="adapo",
@@ -39,8 +40,9 @@ ADAPO = Clip(
     function="verl_entropy.methods.common.controllers.TargetEntropyController",
     needs=frozenset({"entropy"}),
     bounded=_BOUNDED,
+    hold=_HOLD,
     steers=True,
     metrics={"eps_high": Metric("upper clip bound", "number", "REPO paper, App. B")},
-    state=controlled("adapo", _BOUNDED),
+    state=controlled("adapo", _BOUNDED, hold=_HOLD),
     apply=_bound,
 )

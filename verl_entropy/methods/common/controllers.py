@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from verl_entropy.methods.common.hold import EntropyHold
+
 if TYPE_CHECKING:
     from verl_entropy.methods.context import AdvantageContext
 
@@ -135,40 +137,69 @@ class TargetEntropyController:
 
 
 class ControllerState:
-    """State of a method with one coefficient that ``TargetEntropyController`` moves; ``name`` is its key in what the state says."""
+    """State of a method with one coefficient, ``name`` in what the state says.
+
+    ``EntropyHold`` moves it where ``algorithm.entropy.target`` asks for an entropy (``hold``: its unit, origin and bounds), else
+    ``TargetEntropyController`` where it is adaptive.
+    """
 
     of_each_batch = False
 
-    def __init__(self, algorithm: str, name: str, adaptive: bool, **controller: Any) -> None:
+    def __init__(
+        self, algorithm: str, name: str, adaptive: bool, hold: dict[str, float] | None = None, **controller: Any
+    ) -> None:
         self.algorithm, self.name, self.adaptive = algorithm, name, adaptive
         self.fixed = controller["value"]
         self.controller = TargetEntropyController(**controller) if adaptive else None
+        self.hold = None if hold is None else EntropyHold(self.fixed, **hold)
+        self.held = False
 
     def step(self, ctx: AdvantageContext) -> dict[str, Any]:
         value = self.fixed
-        if self.controller is not None:
-            value = self.controller.update(float("nan") if ctx.entropy is None else ctx.entropy)
+        entropy = float("nan") if ctx.entropy is None else ctx.entropy
+        if ctx.target is not None and self.hold is not None:
+            self.held, self.hold.guard = True, ctx.target_guard
+            value = self.hold.update(entropy, ctx.target, ctx.success())
+            ctx.metrics["verl_entropy/hold/guarded"] = float(self.hold.guarded)
+            ctx.metrics["verl_entropy/hold/effect"] = self.hold.effect
+        elif self.controller is not None:
+            value = self.controller.update(entropy)
         ctx.metrics[f"verl_entropy/{self.algorithm}/{self.name}"] = value
         return {self.name: value}
 
     def state_dict(self) -> dict[str, Any]:
+        if self.held and self.hold is not None:
+            return {"hold": self.hold.state_dict()}
         return {} if self.controller is None else self.controller.state_dict()
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        if self.controller is not None:
+        if "hold" in values and self.hold is not None:
+            self.hold.load_state_dict(values["hold"])
+            self.held = True
+        elif self.controller is not None:
             self.controller.load_state_dict(values)
 
 
-def controlled(method: str, bounded: tuple[str, str, str], *options: str) -> Callable[[Any], ControllerState]:
+def controlled(
+    method: str, bounded: tuple[str, str, str], *options: str, hold: tuple[float, bool] | None = None
+) -> Callable[[Any], ControllerState]:
     """The ``state`` of a method whose controller moves the setting ``bounded[0]`` between the settings ``bounded[1]`` and ``[2]``.
 
-    ``options``: further settings that the controller takes by their own names. Settings without ``adaptive`` are adaptive.
+    ``options``: further settings that the controller takes by their own names. Settings without ``adaptive`` are adaptive. ``hold``: the
+    method's ``Method.hold``.
     """
     name, low, high = bounded
 
     def state(s: Any) -> ControllerState:
         bounds = {"value": getattr(s, name), "low": getattr(s, low), "high": getattr(s, high)}
         more = {option: getattr(s, option) for option in options}
-        return ControllerState(method, name, getattr(s, "adaptive", True), **bounds, factor=s.factor, target=s.target, **more)
+        held = None
+        if hold is not None:
+            unit, signed = hold
+            least, origin = (-bounds["high"], 0.0) if signed else (bounds["low"], bounds["value"])
+            held = {"unit": unit, "low": least, "high": bounds["high"], "origin": origin}
+        return ControllerState(
+            method, name, getattr(s, "adaptive", True), held, **bounds, factor=s.factor, target=s.target, **more
+        )
 
     return state

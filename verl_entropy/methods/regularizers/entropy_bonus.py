@@ -52,6 +52,7 @@ def _apply(ctx: LossContext, s: EntropyBonus) -> Tensor:
 
 
 _BOUNDED = ("coef", "coef_min", "coef_max")
+_HOLD = (0.01, True)
 
 ENTROPY_BONUS = Regularizer(
     name="entropy_bonus",
@@ -63,12 +64,13 @@ ENTROPY_BONUS = Regularizer(
     function="verl_entropy.methods.regularizers.entropy_bonus.entropy_bonus",
     needs=frozenset({"entropy", "grad_entropy"}),
     bounded=_BOUNDED,
+    hold=_HOLD,
     metrics={
         "coef": Metric("weight of the entropy", "number", "REPO paper, baselines"),
         "entropy": Metric("mean entropy during the update", "nats", "ours"),
     },
     neutral={"coef": 0.0, "adaptive": False},
-    state=controlled("entropy_bonus", _BOUNDED),
+    state=controlled("entropy_bonus", _BOUNDED, hold=_HOLD),
     columns=_columns,
     coefficient=("coef", "moves between coef_min and coef_max where adaptive"),
     apply=_apply,

@@ -81,6 +81,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoR) -> Tran
 
 
 _BOUNDED = ("zeta", "zeta_min", "zeta_max")
+_HOLD = (0.02, True)
 
 REPO_R = Transform(
     name="repo_r",
@@ -94,9 +95,10 @@ REPO_R = Transform(
     order=40,
     conflicts={"repo_d": "both would correct the same drift of entropy; choose one"},
     bounded=_BOUNDED,
+    hold=_HOLD,
     steers=True,
     metrics={"zeta": Metric("coefficient zeta", "number", "REPO paper, sec. 4")},
     neutral={"zeta": 0.0, "adaptive": False},
-    state=controlled("repo_r", _BOUNDED, "bidirectional", "flip"),
+    state=controlled("repo_r", _BOUNDED, "bidirectional", "flip", hold=_HOLD),
     apply=_apply,
 )

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holding entropy at a level that the user names (``algorithm.entropy.target``), by any coefficient that moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+PULL, STEEPEST = 0.25, 0.15
+"""Share of the distance in ln H to cover in a step, and at most so much (about 15 % of the entropy)."""
+DRIFT, DRIFT_BOUND, NOISE = 0.01, 0.1, 0.05
+"""Of ln H in a step: how far the drift wanders, how large it can be, and the standard error of a measured change."""
+EFFECT, WANDER, RANGE = 0.02, 0.15, 1000.0
+"""First guess of what one unit of the coefficient does to ln H in a step, its relative change a step, and the factor it may be off."""
+MEMORY, FLOOR, RETREAT = 0.2, 0.05, 0.7
+"""Weight of a step in the mean of success, success below which there is none to lose, and what is left of the push each guarded step."""
+_STATE = ("push", "drift", "effect", "var_drift", "var_effect", "covariance", "log_entropy", "success", "best")
+
+
+def scheduled(target: float | Sequence[Sequence[float]], step: int) -> float:
+    """Target entropy of a step in nats: the number, or between the points [step, nats] on a straight line, level outside them."""
+    if isinstance(target, int | float):
+        return float(target)
+    (first, level), *rest = target
+    if step <= first:
+        return float(level)
+    for after, next_level in rest:
+        if step <= after:
+            return float(level + (next_level - level) * (step - first) / (after - first))
+        first, level = after, next_level
+    return float(level)
+
+
+class EntropyHold:
+    """Moves a coefficient once a step so that ln H goes to ln H*, by what the steps before taught about its effect.
+
+        ln H' - ln H = a + b u + noise              u = (coefficient - origin) / unit: the push
+        u <- (clip(.25 (ln H* - ln H), -.15, .15) - a) / b, at most max(1, |u|) from the last one
+
+    The drift a (what training does to entropy by itself) and the effect b > 0 are followed by a Kalman filter, whose measurement is the
+    change of ln H since the last step. There is no integral that could wind up: where a bound holds the coefficient, the filter is
+    told the coefficient that was used. Relative changes, so that .05 nats and 1 nat are held alike.
+
+    Guard: while the running mean of success (weight .2 a step) is more than ``guard`` below its best, the push shrinks by .7 a step
+    instead, so that the run returns to what it would be without it; None: no guard. A non-finite entropy changes nothing.
+
+    Source: ours. EntroPIC (arXiv 2511.15248) has a proportional-integral controller with fixed gains; the coefficients of different
+    methods and learning rates differ by orders of magnitude in what they do, so the gain is estimated here.
+
+    Args:
+        value: coefficient of the first step.
+        unit: > 0, a small but noticeable coefficient; the first pushes are of this size.
+        low, high: bounds of the coefficient.
+        origin: coefficient that does nothing.
+        guard: relative loss of success, or None.
+    """
+
+    def __init__(
+        self, value: float, unit: float, low: float, high: float, origin: float = 0.0, guard: float | None = 0.2
+    ) -> None:
+        self.unit, self.low, self.high, self.origin, self.guard = unit, low, high, origin, guard
+        self.push = (value - origin) / unit
+        self.drift, self.effect = 0.0, EFFECT
+        self.var_drift, self.var_effect, self.covariance = NOISE**2, EFFECT**2, 0.0
+        self.log_entropy: float | None = None
+        self.success: float | None = None
+        self.best = 0.0
+        self.guarded = False
+
+    @property
+    def value(self) -> float:
+        """The coefficient to use now."""
+        return self.origin + self.push * self.unit
+
+    def update(self, entropy: float, target: float, success: float | None = None) -> float:
+        """Entropy of this step's experience and its target in nats, share of its trajectories that succeeded -> the coefficient."""
+        if success is not None and math.isfinite(success):
+            self.success = success if self.success is None else self.success + MEMORY * (success - self.success)
+            self.best = max(self.best, self.success)
+        if not (math.isfinite(entropy) and entropy > 0.0):
+            self.log_entropy = None  # the next change is over two steps
+            return self.value
+        now = math.log(entropy)
+        if self.log_entropy is not None:
+            self._learn(now - self.log_entropy)
+        self.log_entropy = now
+        lost = self.success is not None and self.guard is not None and self.success < self.best * (1.0 - self.guard)
+        self.guarded = lost and self.best > FLOOR
+        if self.guarded:
+            push = RETREAT * self.push
+        else:
+            wanted = min(max(PULL * (math.log(target) - now), -STEEPEST), STEEPEST)
+            reach = max(1.0, abs(self.push))
+            push = min(max((wanted - self.drift) / self.effect, self.push - reach), self.push + reach)
+        self.push = (min(max(self.origin + push * self.unit, self.low), self.high) - self.origin) / self.unit
+        return self.value
+
+    def _learn(self, change: float) -> None:
+        """One step of the Kalman filter of drift and effect, which wander."""
+        u = self.push
+        self.var_drift += DRIFT**2
+        self.var_effect += (WANDER * self.effect) ** 2
+        with_drift, with_effect = self.var_drift + u * self.covariance, self.covariance + u * self.var_effect
+        spread = with_drift + u * with_effect + NOISE**2
+        surprise = change - self.drift - self.effect * u
+        drift = self.drift + with_drift / spread * surprise
+        self.drift = min(max(drift, -DRIFT_BOUND), DRIFT_BOUND)
+        effect = self.effect + with_effect / spread * surprise
+        self.effect = min(max(effect, EFFECT / RANGE), EFFECT * RANGE)
+        self.var_drift -= with_drift**2 / spread
+        self.covariance -= with_drift * with_effect / spread
+        self.var_effect -= with_effect**2 / spread
+
+    def state_dict(self) -> dict[str, float | None]:
+        """What a resumed run needs, as plain JSON values."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Restore ``state_dict``; a missing or surplus key or a value that is no finite number is an error."""
+        if set(state) != set(_STATE):
+            raise ValueError(
+                f"state of the held entropy has keys {sorted(state)}: expected {sorted(_STATE)}. Use a matching checkpoint."
+            )
+        for name, value in state.items():
+            if not (value is None and name in ("log_entropy", "success")) and not (
+                isinstance(value, int | float) and math.isfinite(value)
+            ):
+                raise ValueError(
+                    f"state of the held entropy {name}={value!r}: must be a finite number. Use an earlier checkpoint."
+                )
+        for name, value in state.items():
+            setattr(self, name, value)
