@@ -233,7 +233,14 @@ def test_repo_d_of_a_token_flips_its_advantage_at_the_upper_bound_of_zeta():
 def test_entropic_weighs_the_signs():
     """1 - .25 for positive and 1 + .25 for negative advantages; with min_prob=.5 at tokens of log-probability -.1 and not at -2."""
     mask_RT = torch.ones(2, 2, dtype=torch.bool)
-    turns = build_turns(mask_RT, group_R=["a", "a"], trajectory_R=["0", "1"], position_R=[0, 0], padding_R=[False, False])
+    turns = build_turns(
+        mask_RT,
+        group_R=["a", "a"],
+        trajectory_R=["0", "1"],
+        position_R=[0, 0],
+        padding_R=[False, False],
+        score_R=torch.tensor([1.0, 0.0]),
+    )
     advantages_RT = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
     log_prob_RT = torch.tensor([[-0.1, -2.0], [-0.1, -2.0]])
     every = entropic(advantages_RT, turns, log_prob_RT, alpha=0.25).advantages_RT
