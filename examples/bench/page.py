@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -317,7 +318,10 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
     for axis, method in zip(axes[0], cells, strict=True):
         axis.set_title(METHODS[method].title, fontsize=8)
     figure.supxlabel(
-        f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean of the same seeds)",
+        textwrap.fill(
+            f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean of the same seeds)",
+            int(15 * figure.get_figwidth()),
+        ),
         fontsize=8,
     )
     figure.savefig(path, dpi=90)

@@ -9,11 +9,11 @@ from verl_entropy.config import presets
 
 TOGETHER = {
     "first": (
-        "+entropy=[loop,repo_r,clip_v,steer,siren]",
-        ("repo_r/zeta", "steer/steer_weight", "siren/hbar", "siren/loss"),
+        ("+entropy=[loop,repo_r,clip_v,steer,siren]", "+algorithm.entropy.target=[[0,0.5],[10,0.3]]"),
+        ("entropy_target", "hold/effect", "repo_r/zeta", "steer/steer_weight", "siren/hbar", "siren/loss"),
     ),
     "second": (
-        "+entropy=[group_norm,repo_d,ea,adapo,entropy_bonus]",
+        ("+entropy=[group_norm,repo_d,ea,adapo,entropy_bonus]",),
         ("repo_d/zeta", "adapo/eps_high", "entropy_bonus/coef", "entropy_bonus/entropy"),
     ),
 }
@@ -33,7 +33,7 @@ def check(result, keys):
 def test_ten_presets_together(runner, name):
     overrides, keys = TOGETHER[name]
     estimator = "loop" if name == "first" else "group_norm"
-    check(runner.run(f"together-{name}", overrides, f"algorithm.adv_estimator={estimator}"), keys)
+    check(runner.run(f"together-{name}", *overrides, f"algorithm.adv_estimator={estimator}"), keys)
 
 
 @pytest.mark.real
