@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train a tiny agent with verl's own V1 trainer and +entropy=[gigpo,aem,seal], on a CPU, from nothing.
 #
-#   bash examples/quickstart.sh [--preset gigpo,aem,seal] [--steps 25] [--seed 0] [--folder .quickstart] [VERL OVERRIDES...]
+#   bash examples/quickstart.sh [--preset gigpo,aem,seal] [--steps 30] [--seed 0] [--folder .quickstart] [VERL OVERRIDES...]
 #
 # Makes a virtual environment (.venv-quickstart, or $VERL_ENTROPY_VENV), installs torch, verl and this package into it (no GPU is used),
 # builds a model and tokenizer, warm-starts it on expert episodes of the household world, trains it, prints success on held-out

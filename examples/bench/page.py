@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.outcome import COLLAPSED, ENDS, ERUPTED, running
-from bench.plan import BASE, METHODS, TUNING_SEEDS, WORLDS
+from bench.plan import BASE, METHODS, QUICKSTART, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
 FLAGS = ("collapsed", "erupted", "lost_half")
@@ -345,9 +345,27 @@ def smooth(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
     return [first + i for i in range(len(means))], means
 
 
+def baseline(results: Path) -> str:
+    """Plain GRPO in the healthy household, which the quickstart shows beside its own run: JSON text."""
+    runs = load(results)["household", "healthy"][BASE]
+    curves = np.array([run["curves"]["success"] for run in runs.values()])
+    last = {split: [run["held_out"][split][-1] for run in runs.values()] for split in WORLDS["household"].splits}
+    content = {
+        "source": "recipes/bench/results/household/healthy, by bash examples/bench.sh --page",
+        "seeds": sorted(runs),
+        "steps": curves.shape[1],
+        "commits": sorted({run["commit"] for run in runs.values()}),
+        **last,
+        "low": curves.min(0).tolist(),
+        "high": curves.max(0).tolist(),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
 def write_page(results: Path) -> Path:
-    """README.md and one figure for each world and regime, beside ``results``; returns the page."""
+    """README.md and one figure for each world and regime, beside ``results``, and the quickstart's baseline; returns the page."""
     page = results.parent / "README.md"
+    QUICKSTART.write_text(baseline(results), encoding="utf-8")
     for (world, regime), cells in load(results).items():
         draw(cells, results.parent / f"{world}-{regime}.png")
     page.write_text(render(results), encoding="utf-8")

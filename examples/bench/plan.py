@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "recipes/bench/results"
+QUICKSTART = ROOT / "verl_entropy/quickstart/grpo.json"
+"""Plain GRPO in the healthy household, which the quickstart shows."""
 TUNING_SEEDS = 100
 """Regimes are chosen on seeds from here up; what is reported has lower ones."""
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the quickstart is made of, without running it."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -80,7 +82,24 @@ def test_the_figure_is_drawn_with_and_without_values(tmp_path):
         steps[step] = {"verl_entropy/success": 0.1 * step, "verl_entropy/turn_entropy/0": 1.0, "verl_entropy/turn_entropy/3": 0.5}
     figure.draw(steps, tmp_path / "a.png", "title")
     figure.draw({}, tmp_path / "b.png", "title")
+    grpo = quickstart.recorded(quickstart.arguments([]))
+    assert grpo["steps"] == len(grpo["low"]) == len(grpo["high"])
+    figure.draw(steps, tmp_path / "c.png", "title", grpo)
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
     assert (tmp_path / "a.png").stat().st_size > 10_000 and (tmp_path / "b.png").stat().st_size > 1_000
+
+
+def test_recorded_runs_stand_beside_a_run_of_the_same_settings_only():
+    """Plain GRPO of the bench has the quickstart's settings, method aside; other lengths, other settings and plain GRPO have no comparison."""
+    results = json.loads((Path(__file__).parents[2] / "recipes/bench/results/household/healthy/none-seed0.json").read_text())
+    folder = Path("folder")
+    ours = dict(word.lstrip("+").split("=", 1) for word in quickstart.overrides(quickstart.arguments([]), folder, folder) if word)
+    theirs = results["settings"]
+    own = {"trainer.save_freq", "trainer.test_freq", "trainer.experiment_name", "algorithm.adv_estimator", "entropy"}
+    compared = [key for key in theirs if key in ours and key not in own and "diagnostics" not in key]
+    assert len(compared) > 50 and [key for key in compared if ours[key] != theirs[key]] == []
+    for argv in (["--steps", "60"], ["--preset", "none"], ["algorithm.gamma=0.9"]):
+        assert quickstart.recorded(quickstart.arguments(argv)) is None
 
 
 @pytest.mark.parametrize("argv", [["--preset", "nonesuch"], ["--steps", "0"], ["--seed", "-1"]])

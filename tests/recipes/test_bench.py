@@ -252,6 +252,7 @@ def test_committed_cut_runs_are_cut_and_nobody_s_folders():
 def test_the_committed_page_is_what_the_files_give():
     readme = plan.RESULTS.parent / "README.md"
     assert readme.read_text(encoding="utf-8") == page.render(plan.RESULTS), "run bash examples/bench.sh --page"
+    assert plan.QUICKSTART.read_text(encoding="utf-8") == page.baseline(plan.RESULTS), "run bash examples/bench.sh --page"
     drawn = {f"{world}-{regime}.png" for world, regime in page.load(plan.RESULTS)}
     assert drawn == {path.name for path in readme.parent.glob("*.png")}
 

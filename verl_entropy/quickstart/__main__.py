@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart: a tiny agent, warm-started and then trained by verl's own V1 trainer on a CPU.
 
-    python -m verl_entropy.quickstart --folder .quickstart --preset gigpo,aem,seal --steps 25 --seed 0
+    python -m verl_entropy.quickstart --folder .quickstart --preset gigpo,aem,seal --steps 30 --seed 0
 
 Everything is kept in the folder, and running it again goes on from there.
 """
@@ -29,6 +29,10 @@ MINI_BATCH_PROMPTS = 8
 """verl counts a mini-batch in prompts x rollouts rows; a row is a turn here, so a step has several updates of 64 turns."""
 TOKENS_PER_MICRO_BATCH = 4096
 """Tokens with padding. The activations of larger ones leave the processor's cache, and their memory is mapped anew each time."""
+LEARNING_RATE = "1e-4"
+"""The bench's healthy regime: plain GRPO learns with it and keeps what it learnt; from 4e-4 up it may lose it again."""
+STEPS_IN_ALL = 30
+"""As many as the bench's runs in that regime have."""
 SAVE_EVERY = 10
 COSTLY_EVERY = 5
 """Steps between two samples of trajectories: a run is short, and the default of 10 would show two."""
@@ -41,7 +45,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verl_entropy.quickstart", description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".quickstart"), help="where everything is kept")
     parser.add_argument("--preset", default="gigpo,aem,seal", help="presets for +entropy=[...]; none: verl's plain GRPO")
-    parser.add_argument("--steps", type=int, default=25, help="training steps in all")
+    parser.add_argument("--steps", type=int, default=STEPS_IN_ALL, help="training steps in all")
     parser.add_argument("--seed", type=int, default=0, help="seed of model, data and sampling")
     parser.add_argument("overrides", nargs="*", help="further overrides for verl")
     args = parser.parse_args(argv)
@@ -118,7 +122,7 @@ def overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
         f"data.seed={args.seed}",
         *environment_overrides(),
         f"actor_rollout_ref.model.path={assets / 'warm'}",
-        "actor_rollout_ref.actor.optim.lr=4e-4",
+        f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
         "actor_rollout_ref.actor.optim.weight_decay=0",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH_PROMPTS}",
         f"actor_rollout_ref.actor.data_loader_seed={args.seed}",
@@ -204,6 +208,13 @@ def _show(bar, steps: dict[int, dict]) -> None:
     bar.set_postfix({k: f"{v:.2f}" for k, v in shown.items() if v is not None})
 
 
+def recorded(args: argparse.Namespace) -> dict | None:
+    """Plain GRPO over several seeds, recorded by the bench under these settings; None where they are others."""
+    content = json.loads((Path(__file__).parent / "grpo.json").read_text(encoding="utf-8"))
+    same = args.steps == content["steps"] and not args.overrides and args.preset != "none"
+    return content if same else None
+
+
 def summary(args: argparse.Namespace, run: Path, minutes: float) -> dict:
     """Success before and after from the run's metrics; written to summary.json."""
     from verl_entropy.quickstart.figure import validation
@@ -235,10 +246,17 @@ def main(argv: list[str] | None = None) -> int:
     from verl_entropy.quickstart.figure import draw
 
     figure = run / "quickstart.png"
-    draw(read_metrics(metric_files(run)), figure, f"{args.preset}, seed {args.seed}")
+    grpo = recorded(args)
+    draw(read_metrics(metric_files(run)), figure, f"{args.preset}, seed {args.seed}", grpo)
     print(f"\nsuccess on {build.HELD_OUT} held-out tasks each (sampled at temperature 1):")
     for split, what in (("seen", "known houses, new tasks"), ("unseen", "unknown houses")):
-        print(f"  {split:<7}{result[split + '_before']:6.1%} -> {result[split + '_after']:6.1%}   {what}")
+        line = f"  {split:<7}{result[split + '_before']:6.1%} -> {result[split + '_after']:6.1%}   {what}"
+        print(line + (f"; plain GRPO {min(grpo[split]):.0%} to {max(grpo[split]):.0%}" if grpo else ""))
+    if grpo:
+        print(
+            f"  plain GRPO: {len(grpo['seeds'])} seeds with the same settings, recorded. One run tells no method from it; "
+            "recipes/bench/README.md compares them over seeds."
+        )
     print(f"figure: {figure}\nnumbers: {run / 'summary.json'}, metrics of every step: {run}/metrics-*.jsonl")
     _report(run)
     return 0

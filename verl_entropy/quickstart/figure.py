@@ -14,8 +14,8 @@ def validation(data: dict, split: str) -> float | None:
     return None if value is None else float(value)
 
 
-def draw(steps: dict[int, dict], path: Path, title: str) -> None:
-    """Draw success (training batch and held-out splits) and a heat map of entropy by turn index."""
+def draw(steps: dict[int, dict], path: Path, title: str, grpo: dict | None = None) -> None:
+    """Draw success (training batch and held-out splits; ``grpo``: that of recorded runs) and a heat map of entropy by turn index."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -24,6 +24,10 @@ def draw(steps: dict[int, dict], path: Path, title: str) -> None:
 
     trained = sorted(s for s in steps if "verl_entropy/success" in steps[s])
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    if grpo:
+        x = range(1, len(grpo["low"]) + 1)
+        label = f"training batch, plain GRPO ({len(grpo['seeds'])} seeds)"
+        left.fill_between(x, grpo["low"], grpo["high"], color="0.85", lw=0, label=label)
     left.plot(trained, [steps[s]["verl_entropy/success"] for s in trained], color="0.6", lw=1.2, label="training batch")
     for split, color in (("seen", "tab:blue"), ("unseen", "tab:orange")):
         points = [(s, validation(steps[s], split)) for s in sorted(steps)]
