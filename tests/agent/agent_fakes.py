@@ -36,7 +36,7 @@ class ScriptedServer:
         await asyncio.sleep(0)
         number = len(self.calls)
         text = self.script(number, self.tokenizer.decode(prompt_ids))
-        ids = self.tokenizer.encode(text, add_special_tokens=False)[: sampling_params["max_tokens"]]
+        ids = self.tokenizer.encode(text, add_special_tokens=False)[: sampling_params.get("max_tokens")]
         self.calls.append((request_id, list(prompt_ids), dict(sampling_params), ids))
         prompt_ids.clear()  # a server may do what it likes with its argument
         log_probs = [-(number + 1) - i / 1000 for i in range(len(ids))] if self.log_probs else None

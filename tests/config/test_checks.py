@@ -151,7 +151,7 @@ def _branching(settings=None, **changes):
         (
             {},
             {"agent": {"default_agent_loop": "tool_agent"}},
-            "default_agent_loop=tool_agent: .* Set default_agent_loop=stepwise_env",
+            "default_agent_loop=tool_agent: .* Set default_agent_loop=tool_agent_branching",
         ),
         ({"roots": 0}, {}, "branching.roots=0: must be >= 1"),
     ],

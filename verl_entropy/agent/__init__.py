@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent loops on text environments: ``stepwise_env`` (a row per turn) and ``span_env`` (a row per episode).
+"""Agent loops on text environments: ``stepwise_env`` (a row per turn) and ``span_env`` (a row per episode); and verl's tool loop under a
+rollout method, ``tool_agent_branching``.
 
 Everything here is free of verl except the modules that :func:`register` imports.
 """
@@ -15,5 +16,5 @@ __all__ = ["AgentSettings", "TextEnvironment", "register"]
 
 
 def register(_: ModuleType | None = None) -> None:
-    """Register both agent loops, once ``verl.experimental.agent_loop.agent_loop`` is imported."""
-    from verl_entropy.agent import multispan, stepwise  # noqa: F401  importing them registers their loops
+    """Register the agent loops, once ``verl.experimental.agent_loop.agent_loop`` is imported."""
+    from verl_entropy.agent import multispan, stepwise, tools  # noqa: F401  importing them registers their loops

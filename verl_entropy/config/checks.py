@@ -164,7 +164,7 @@ def check_group_size(plan: Plan, raw: Mapping[str, Any], key: str, bases: Sequen
 
 TOP_LOG_PROBS = ("hf",)
 """Samplers that give log-probs of other words than the sampled one; verl's vLLM and SGLang servers ask for that one alone."""
-OWN_LOOPS = ("stepwise_env", "span_env")
+OWN_LOOPS = ("stepwise_env", "span_env", "tool_agent_branching")
 VERL_LOOPS = ("single_turn_agent", "tool_agent")
 
 
@@ -189,7 +189,13 @@ def _check_rollout(plan: Plan, raw: Mapping[str, Any]) -> None:
     if "snapshot" in users and loop in VERL_LOOPS:
         raise ConfigError(
             f"actor_rollout_ref.rollout.agent.default_agent_loop={loop}: verl's own loop cannot go on from another session's turn, so "
-            f"{users['snapshot']} would do nothing. Set default_agent_loop={' or '.join(OWN_LOOPS)}."
+            f"{users['snapshot']} would do nothing. Set default_agent_loop="
+            + ("tool_agent_branching." if loop == "tool_agent" else f"{' or '.join(OWN_LOOPS)}.")
+        )
+    if "top_log_probs" in users and loop == "tool_agent_branching":
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={loop}: verl's tool loop keeps the log-prob of the sampled token alone, and "
+            f"{users['top_log_probs']} asks for those of the most likely words. Set its measure to sampled."
         )
 
 

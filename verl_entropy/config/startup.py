@@ -21,7 +21,7 @@ from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
 
 ARR = "actor_rollout_ref"
-AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env")
+AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env", "tool_agent_branching")
 """verl's and ours; others come with ``rollout.agent.agent_loop_config_path`` or a module of the user's."""
 RESUME_MODES = ("auto", "disable", "resume_path")
 HIGH_LR, LORA_FACTOR = 1e-3, 10

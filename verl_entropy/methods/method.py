@@ -44,7 +44,7 @@ NEEDS = {
     "hidden": "the last hidden states of the actor (no fused kernels)",
     "sampled": "the sampler's log-probs of its tokens (actor_rollout_ref.rollout.calculate_log_probs=True)",
     "top_log_probs": "the sampler's log-probs of the most likely words at each token (rollout.name=hf)",
-    "snapshot": "stepwise_env or span_env, and an environment that clones or replays (its SNAPSHOT)",
+    "snapshot": "stepwise_env or span_env, and an environment that clones or replays (its SNAPSHOT); or tool_agent_branching",
 }
 """What a method may ask for."""
 

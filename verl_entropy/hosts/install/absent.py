@@ -33,7 +33,7 @@ PLUGIN = f"{NAME}.plugin"
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 """Environment variable of verl: modules that it imports at the end of its own import."""
 
-AGENT_LOOPS = ("stepwise_env", "span_env")
+AGENT_LOOPS = ("stepwise_env", "span_env", "tool_agent_branching")
 ENVIRONMENT_PATH = "data.env"
 POLL_PATH = "trainer.v1.sampler.sampler_kwargs.poll_interval"
 _reader: Any = None

@@ -84,7 +84,7 @@ def _engine(_: Any) -> bool:
 
 
 def _agent_loops(module: Any) -> bool:
-    return {"stepwise_env", "span_env"} <= set(module._agent_loop_registry)
+    return {"stepwise_env", "span_env", "tool_agent_branching"} <= set(module._agent_loop_registry)
 
 
 def _registered(_: Any) -> bool:
