@@ -78,13 +78,22 @@ def test_lost_success_takes_the_push_back():
             hold.update(0.2, 0.4, success=0.6)
         pushed = hold.value
         assert pushed > 0.05 and not hold.guarded
-        for _ in range(30):
+        for _ in range(12):
             hold.update(0.2, 0.4, success=0.1)
         assert hold.guarded == (guard is not None)
-        assert hold.value < 1e-3 * pushed if guard else hold.value >= pushed
+        assert hold.value < 0.05 * pushed if guard else hold.value >= pushed
         for _ in range(30):
             hold.update(0.2, 0.4, success=0.6)
         assert not hold.guarded and hold.value > 0.05
+
+
+def test_success_that_stays_lost_without_the_push_is_not_its_fault():
+    """The guard takes the push back once; success stays away, so after some thirty steps entropy is held again."""
+    hold, guarded = EntropyHold(1e-3, UNIT, -10.0, 10.0), []
+    for step in range(100):
+        hold.update(0.2, 0.4, success=0.6 if step < 20 else 0.01)
+        guarded.append(hold.guarded)
+    assert any(guarded[20:40]) and not any(guarded[75:]) and hold.value > 0.05
 
 
 def test_no_success_yet_is_none_lost():

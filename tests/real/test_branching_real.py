@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's own trainer with rollouts that branch, in an environment that clones and one whose actions are played again."""
+"""verl's own trainer with rollouts that branch: an environment that clones, one whose actions are played again, and verl's tool loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ pytestmark = pytest.mark.real
 
 N = 6
 LOOPS = {"again": "colours:Colours", "cloned": "household"}
+TOOLS = "tools"
 
 
 def inputs(folder):
-    """Two rows of each environment in every batch of four."""
+    """Two rows of each environment, and of the tool loop, in every batch of six."""
     loop = "verl_entropy.agent.stepwise.StepwiseAgentLoop"
-    loops = [{"name": name, "_target_": loop, "env": {"name": env}} for name, env in LOOPS.items()]
+    loops = [{"name": name, "_target_": loop, "env": {"name": env, "max_tokens_per_turn": 16}} for name, env in LOOPS.items()]
+    loops.append({"name": TOOLS, "_target_": "every_tool.Loop"})
+    function = {"name": "count", "description": "count", "parameters": {"type": "object", "properties": {}, "required": []}}
+    tool = {
+        "class_name": "every_tool.Count",
+        "config": {"type": "native"},
+        "tool_schema": {"type": "function", "function": function},
+    }
+    (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
     (folder / "branching.yaml").write_text(json.dumps(loops))
     rows = [
         {
@@ -31,7 +40,7 @@ def inputs(folder):
             "extra_info": {"index": seed, "seed": seed},
         }
         for seed in range(4)
-        for name in LOOPS
+        for name in (*LOOPS, TOOLS)
     ]
     pd.DataFrame(rows).to_parquet(folder / "branching.parquet")
     return (
@@ -39,6 +48,12 @@ def inputs(folder):
         f"data.train_files={folder}/branching.parquet",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/branching.yaml",
         f"actor_rollout_ref.rollout.n={N}",
+        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={folder}/tools.yaml",
+        "actor_rollout_ref.rollout.multi_turn.format=every_answer",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
+        "data.train_batch_size=6",
+        "data.max_response_length=64",
+        "actor_rollout_ref.rollout.response_length=64",
         "data.max_prompt_length=400",
         "actor_rollout_ref.rollout.prompt_length=400",
         "algorithm.entropy.branching.roots=2",
@@ -66,7 +81,7 @@ def test_both_environments_branch_in_every_step(runner, whole):
     for step, metrics in whole.steps.items():
         rows = [json.loads(line) for line in (runner.folder / f"branching-dump/{step}.jsonl").read_text().splitlines()]
         leaves = {(row["gts"], row["uid"].rsplit("_", 1)[0]) for row in rows if not row["uid"].startswith("pad")}
-        assert sorted(name for name, _ in leaves) == sorted([*LOOPS] * 2 * N)  # n leaves of every prompt
+        assert sorted(name for name, _ in leaves) == sorted([*LOOPS, TOOLS] * 2 * N)  # n leaves of every prompt
         assert metrics["verl_entropy/active"] == 1.0 and metrics["actor/grad_norm"] > 0
         assert metrics["verl_entropy/rollout/generated_tokens"] > metrics["verl_entropy/rollout/reused_tokens"] > 0
         assert metrics["verl_entropy/branching/branched_leaves"] > 0.5  # more than one environment's alone could be

@@ -14,6 +14,8 @@ EFFECT, WANDER, RANGE = 0.02, 0.15, 1000.0
 """First guess of what one unit of the coefficient does to ln H in a step, its relative change a step, and the factor it may be off."""
 MEMORY, FLOOR, RETREAT = 0.2, 0.05, 0.7
 """Weight of a step in the mean of success, success below which there is none to lose, and what is left of the push each guarded step."""
+GONE, FORGET = 0.1, 0.1
+"""A push below this many units is gone; success that stays lost all the same is then forgotten at this rate a step."""
 _STATE = ("push", "drift", "effect", "var_drift", "var_effect", "covariance", "log_entropy", "success", "best")
 
 
@@ -42,7 +44,9 @@ class EntropyHold:
     told the coefficient that was used. Relative changes, so that .05 nats and 1 nat are held alike.
 
     Guard: while the running mean of success (weight .2 a step) is more than ``guard`` below its best, the push shrinks by .7 a step
-    instead, so that the run returns to what it would be without it; None: no guard. A non-finite entropy changes nothing.
+    instead, so that the run returns to what it would be without it; None: no guard. Where success stays lost although the push is gone,
+    the push was not the cause: the best is forgotten step by step (rate .1), until entropy is held again. A non-finite entropy changes
+    nothing.
 
     Source: ours. EntroPIC (arXiv 2511.15248) has a proportional-integral controller with fixed gains; the coefficients of different
     methods and learning rates differ by orders of magnitude in what they do, so the gain is estimated here.
@@ -88,6 +92,8 @@ class EntropyHold:
         self.guarded = lost and self.best > FLOOR
         if self.guarded:
             push = RETREAT * self.push
+            if abs(push) < GONE and self.success is not None:
+                self.best += FORGET * (self.success - self.best)
         else:
             wanted = min(max(PULL * (math.log(target) - now), -STEEPEST), STEEPEST)
             reach = max(1.0, abs(self.push))
