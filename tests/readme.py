@@ -376,7 +376,7 @@ def detector_table() -> str:
             "the JSON file that it writes describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
             "its accuracy on real runs.",
             "",
-            "The last two columns are real runs: those of the bench that erupted by its own outcome, after their first ten steps, and the others.",
+            "The last two columns are real runs of the bench: those that erupted by its outcome after their first ten steps, and the others.",
             "",
             "| rule | eruptions found | false alarms | a resume's shift called one | delay, median | real, found | real, false alarms |",
             "|---|---|---|---|---|---|---|",

@@ -78,7 +78,7 @@ KEEP = 400
 """Values kept; a longer window sees every value's level only on the coarse track."""
 COARSE = 64
 """Levels of the whole run kept on the coarse track; when it is full every second goes."""
-BOTTOM = 6
+BOTTOM = 10
 """Values that the level must have been nearer to its trough than to where it is now: what came down for less only comes back."""
 RUNAWAY_STEADY = 0.8
 """Least share of a slow rise's movement on the coarse track that goes up."""
