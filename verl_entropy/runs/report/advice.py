@@ -177,8 +177,8 @@ def _eruption(run: Run) -> Advice | None:
         f"entropy: {f'{len(erupted)} eruption(s), the first' if erupted else 'a steady rise'} from step {first.onset} (seen at {first.step}, "
         f"{first.level:.3g} nats); {run.series(ENTROPY)[1][-5:].mean():.3g} nats at the end" + known,
         f"{harmless}In the bench's household plain GRPO erupted at a learning rate of 6e-4 on both tuning seeds, in its wrong "
-        "trajectories, and at 4e-4 on neither (recipes/bench): try a smaller step first. SEAL traces eruptions to negative advantages that interfere with "
-        "correct trajectories of like representation; the others hold entropy down from outside.",
+        "trajectories, and at 4e-4 on neither (recipes/bench): try a smaller step first. SEAL traces eruptions to negative advantages "
+        "that interfere with correct trajectories of like representation; the others hold entropy down from outside.",
         (_smaller_step(run), *_try("head", "seal"), *_try("regularizer", "epo"), *_try("transform", "entrocraft")),
     )
 
