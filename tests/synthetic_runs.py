@@ -81,6 +81,7 @@ def sample_of(h: float, rng: np.random.Generator, texts: tuple[str, ...] = (), t
         turn = {"text": "".join(tokens), "tokens": tokens, "entropy": entropy, "reward": float(k == 2), "valid": True}
         turn |= {"prompt": f"Your task: {task} {odd}", "observation": f"You see drawer {k}. {odd}", "action": "open drawer 1"}
         turn |= {"thought": f"I look {odd}", "advantage": 0.5 * (k + 1), "advantage_before": 0.5}
+        turn["clip"] = [1, *[0] * (len(tokens) - 2), -1]
         turn["advantages"] = np.linspace(-h, h, len(tokens)).round(4).tolist()
         turns.append(turn)
     correct = bool(rng.random() < 0.5)

@@ -22,6 +22,7 @@ import numpy as np
 from verl_entropy.diagnostics.phases import Phases, classify, detect
 
 RESULTS = Path(__file__).with_name("detector_results.json")
+BENCH = Path(__file__).parents[2] / "recipes/bench/results"
 LENGTH = 200
 """Steps of a curve; the papers train 125 to 200."""
 MISSING = 0.03
@@ -300,6 +301,24 @@ def evaluate_families(seeds: int = 100, rules: Sequence[str] = tuple(RULES), fam
     return found
 
 
+def evaluate_bench(rules: Sequence[str] = tuple(RULES)) -> dict:
+    """Per rule: of the bench's real runs that erupted, those found; of the others, those with an alarm.
+
+    Erupted: by the bench's own outcome, and highest after step 10; before that it is the fall from the start.
+    """
+    found = {rule: {"erupted": 0, "found": 0, "calm": 0, "alarmed": 0} for rule in rules}
+    for path in sorted(BENCH.rglob("*.json")):
+        run = json.loads(path.read_text())
+        entropy = np.array([np.nan if v is None else v for v in run["curves"]["entropy"]])
+        highest = int(np.argmax(np.convolve(np.nan_to_num(entropy), np.ones(5) / 5, mode="valid")))
+        erupted = bool(run["outcome"]["erupted"]) and highest >= 10
+        for rule in rules:
+            alarms = RULES[rule](np.arange(1, len(entropy) + 1), entropy, None)
+            found[rule]["erupted" if erupted else "calm"] += 1
+            found[rule]["found" if erupted else "alarmed"] += bool(alarms)
+    return found
+
+
 HARD = ("eruption, slow",)
 """Shapes of which some are smaller than the rule's least rise; counted apart."""
 RISING = ("eruption", "cyclical")
@@ -408,6 +427,10 @@ def render(result: dict) -> str:
         for rule, row in families.items():
             shares = "".join(f"{row[key]:>8.1%}" for key in ("found", "false_alarms", "shift"))
             lines.append(f"{rule:<20}{shares}{row['delay']:>8.0f}")
+    for rule, row in result.get("bench", {}).items():
+        lines.append(
+            f"real runs of the bench, {rule}: {row['found']} of {row['erupted']} found, {row['alarmed']} of {row['calm']} false"
+        )
     return "\n".join(lines)
 
 
@@ -421,6 +444,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     result = evaluate_detector(per_kind=args.per_kind, seed=args.seed)
     result["families"], result["family_seeds"] = evaluate_families(args.family_seeds), args.family_seeds
+    result["bench"] = evaluate_bench()
     print(render(result))
     if args.write:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

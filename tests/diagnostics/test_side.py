@@ -21,6 +21,7 @@ from verl_entropy.diagnostics import live
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import Live, read_live
 from verl_entropy.hosts.common import diagnostics_side, state
+from verl_entropy.hosts.common.trainer_keys import CLIPPED, ROW, ROW_SIZE
 from verl_entropy.hosts.verl_engine import driver
 from verl_entropy.runs.runfile import RunReader
 
@@ -67,6 +68,22 @@ def test_two_batches_of_a_step_move_the_state_once_and_are_stored_together(tmp_p
     assert np.isnan(reader.series("actor/grad_norm")[1]).all() and reader.name == "e"
     ((step, samples),) = reader.samples()
     assert step == 1 and samples[0]["turns"][0]["text"]
+
+
+def test_a_stored_turn_tells_on_which_side_its_tokens_were_clipped(tmp_path):
+    side, x = opened(tmp_path), context(make_episodes(0))
+    assert side.worker_columns(x)[ROW].tolist() == list(range(1, len(x.mask_RT) + 1))
+    side.step(x, rows_of(x), Words())
+    assert side.worker_columns(x) == {}  # a second batch of the step is not stored
+    n = max(range(len(side._told)), key=lambda n: len(side._told[n][2]))
+    _, row, places = side._told[n]
+    metrics = {CLIPPED: [0, (row + 1) * ROW_SIZE + places[0], -((row + 1) * ROW_SIZE + places[-1])], "loss": [1.0]}
+    side.take_clipped(metrics)
+    side.finish(1, metrics)
+    ((_, samples),) = RunReader(tmp_path / "run").samples()
+    told = [t for s in samples for t in s.get("turns", ())]
+    assert metrics.keys() >= {"loss"} and CLIPPED not in metrics
+    assert told[n]["clip"] == [1, *[0] * (len(places) - 2), -1] and sum(any(turn["clip"]) for turn in told) == 1
 
 
 def test_interference_is_between_the_rollouts_of_a_prompt():

@@ -228,6 +228,26 @@ def test_clip_bounds_that_are_null_are_verls_clip_ratio():
     assert ctx.token_means["clipfrac_low"].tolist() == [[0, 0, 0], [0, 1, 0]]  # ratio .74, advantage -1
 
 
+def test_clipped_tokens_are_told_one_by_one_of_rows_that_are_stored(monkeypatch):
+    """Side, row and place; the trainer finds them again, whichever micro-batch they came in."""
+    monkeypatch.setattr(loss, "_plan", lambda config: read())
+    monkeypatch.setattr(loss_side, "extra_terms", lambda ctx: [])
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=8, policy_loss=PolicyLossConfig())
+    output = {"log_probs": torch.nested.nested_tensor_from_jagged(CLIPPED_AT, torch.tensor([0, 4, 8]))}
+    assert loss.CLIPPED not in engine_workers.ppo_loss(config, output, micro_batch(6))[1]
+    data = micro_batch(6)
+    data[loss.ROW] = torch.tensor([7, 3])
+    codes = engine_workers.ppo_loss(config, output, data)[1][loss.CLIPPED]
+    assert sorted(codes) == [-(3 * 2**32 + 1), 7 * 2**32]
+    data[loss.ROW], output["log_probs"] = torch.tensor([7, 3]), jagged([-1.0] * 4, [-1.0] * 4)
+    assert engine_workers.ppo_loss(config, output, data)[1][loss.CLIPPED] == [
+        0
+    ]  # verl joins these lists, and takes none that is empty
+
+
+CLIPPED_AT = torch.tensor([-0.7, -1.0, -1.0, 0.0, -0.7, -1.3, -1.0, 0.0])
+
+
 def test_a_rejected_token_is_no_example_for_a_head_that_learns_advantages():
     data = micro_batch(6)
     data["advantages"] = jagged([1.0, 1.0, 0.0], [-1.0] * 3)

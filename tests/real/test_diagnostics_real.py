@@ -104,6 +104,8 @@ def test_turns_and_trajectories_of_the_run_file(sessions):
     assert all(len(s["representation"]) == 8 for s in samples[4])
     for turn in (turn for s in told for turn in s["turns"]):
         assert turn["text"] and len(turn["tokens"]) == len(turn["entropy"]) and {"reward", "valid", "advantage"} <= turn.keys()
+        assert len(turn["clip"]) == len(turn["tokens"]) and set(turn["clip"]) <= {-1, 0, 1}  # came back from the workers
+    assert not any("clipped_tokens" in key for key in sessions.between.keys)
 
 
 def test_the_detectors_state_is_in_the_checkpoint(sessions):

@@ -18,7 +18,8 @@ TURNS = (*OURS, "trainer.use_v1=False", "trainer.save_freq=2", "trainer.test_fre
 @pytest.fixture(scope="module")
 def whole(runner):
     file = f"++algorithm.entropy.diagnostics.run_file.folder={runner.folder}/file"
-    return runner.run("ray", *TURNS, "trainer.total_training_steps=3", file)
+    told = "++algorithm.entropy.diagnostics.run_file.samples_every=1"
+    return runner.run("ray", *TURNS, "trainer.total_training_steps=3", file, told)
 
 
 def test_every_seam_and_the_state(runner, whole):
@@ -34,7 +35,10 @@ def test_every_seam_and_the_state(runner, whole):
     assert any(key.startswith("val-core/colours/acc") for key in whole.steps[3])  # a validation counts episodes
     state = json.loads((whole.folder / "global_step_2" / "verl_entropy.json").read_text())
     assert state["state"]["epo"]["count"] == 2
-    assert list(RunReader(runner.folder / "file").series("actor/grad_norm")[0]) == [1, 2, 3]
+    reader = RunReader(runner.folder / "file")
+    assert list(reader.series("actor/grad_norm")[0]) == [1, 2, 3] and not any("clipped_tokens" in key for key in reader.keys)
+    turn = dict(reader.samples())[2][0]["turns"][0]
+    assert len(turn["clip"]) == len(turn["tokens"])  # came back from the workers
 
 
 def test_resume_gives_the_same_next_step(runner, whole):

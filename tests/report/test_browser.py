@@ -242,6 +242,11 @@ def test_trajectories_are_filtered_coloured_and_set_side_by_side(report, browser
         "return [...document.querySelectorAll('#told .turn .text span')].map(s => [s.className, s.title])"
     )
     assert shades[0][0].startswith("c") and shades[-1][0].startswith("h") and "advantage -" in shades[0][1]
+    choose("Colour", "clip")
+    clipped = browser.execute_script(
+        "return [...document.querySelectorAll('#told .turn .text span')].filter(s => s.className).map(s => [s.className, s.title])"
+    )
+    assert [kind for kind, _ in clipped] == ["h6", "c6"] and [title.split()[-1] for _, title in clipped] == ["above", "below"]
     choose("Turn", "")
     button(browser, "Same task before and in an eruption")
     panes = browser.execute_script(

@@ -549,6 +549,27 @@ PLANTED = {
         "lr=0.0003",
         "",
     ),
+    "erupts   ": (SYMPTOMS["erupts"][0], {"actor_rollout_ref.rollout.temperature": 1.6}, "rollout.temperature=1.0", ""),
+    "erupts    ": (SYMPTOMS["erupts"][0], {"algorithm.entropy.transforms": ["repo_r"]}, "repo_r_bidirectional", ""),
+    "erupts     ": (SYMPTOMS["erupts"][0], {ACTOR + "policy_loss.regularizer": "epo"}, "epo_corridor", "regularizer=epo"),
+    "the run is dead": ({"actor__grad_norm": lambda s: float(s < 30), "verl_entropy__entropy": 0.4}, {}, "validate", ""),
+    "repeat one another": ({"verl_entropy__duplication": lambda s: s / 60, "verl_entropy__entropy": 0.4}, {}, "gigpo", ""),
+    "clipping cuts": (
+        {
+            "verl_entropy__entropy": lambda s: 0.6 - 0.005 * s,
+            "verl_entropy__clipfrac_high": 0.03,
+            "verl_entropy__clipfrac_low": 0.001,
+        },
+        {ACTOR + "policy_loss.clip_controller": "adapo"},
+        "",
+        "clip_ratio_high",
+    ),
+    "not finite from the first step": (
+        {"verl_entropy__entropy": float("nan"), "actor__grad_norm": float("nan")},
+        {"actor_rollout_ref.rollout.temperature": 0},
+        "rollout.temperature=1.0",
+        "enabled",
+    ),
     "not finite ": (
         {"actor__grad_norm": lambda s: 1.0 if s < 10 else float("inf"), "verl_entropy__entropy": 0.4},
         {},
@@ -579,6 +600,49 @@ def test_an_eruption_tells_who_erupted_and_offers_a_smaller_step_first(tmp_path)
     assert item.methods[0] == ACTOR + "optim.lr=0.0003" and re.search(
         r"wrong trajectories 0\.\d+ nats, correct ones 0\.1$", item.figure
     )
+
+
+def test_an_eruption_without_a_loss_of_success_says_so(tmp_path):
+    rising, falling = (
+        advise(_written(tmp_path / n, verl_entropy__success=f, **SYMPTOMS["erupts"][0])).items[-1]
+        for n, f in (("up", lambda s: s / 60), ("down", lambda s: 0.6 - s / 120))
+    )
+    assert (
+        "did not fall" in rising.why
+        and "did not fall" not in falling.why
+        and "success 0.408 before it, 0.125 at the end" in falling.figure
+    )
+
+
+def test_what_is_advised_passes_our_checks_beside_what_the_run_has(tmp_path):
+    """SEAL's head trains with no LoRA; a transform is added to those of the run, each with its paper's place."""
+    whole = {
+        "trainer.use_v1": True,
+        ACTOR + "strategy": "fsdp2",
+        "actor_rollout_ref.rollout.n": 8,
+        "algorithm.adv_estimator": "grpo",
+    }
+    lora = whole | {"actor_rollout_ref.model.lora_rank": 16, "algorithm.entropy.transforms": ["aem"]}
+    plain, fine = (
+        next(i for i in advise(_written(tmp_path / n, config=nested(c), **SYMPTOMS["erupts"][0])).items if "erupts" in i.symptom)
+        for n, c in (("plain", whole), ("lora", lora))
+    )
+    assert any("seal" in m for m in plain.methods) and not any("seal" in m for m in fine.methods)
+    assert "+algorithm.entropy.transforms=[aem,entrocraft]" in fine.methods
+    assert plain.sources["+actor_rollout_ref.actor.seal.alpha=0.02"] == "arXiv 2605.27954, Eq. 3"
+    assert "(arXiv 2605.27954, Eq. 3)" in " ".join(advise(tmp_path / "plain").render().split())
+
+
+def test_a_slow_rise_without_an_eruption_runs_away(tmp_path):
+    found = advise(_written(tmp_path, 150, nested({ACTOR + "optim.lr": 2e-6}), verl_entropy__entropy=lambda s: 0.3 * 1.013**s))
+    (item,) = [i for i in found.items if i.symptom == "entropy runs away"]
+    assert item.methods[0] == ACTOR + "optim.lr=1e-06" and "a steady rise from step" in item.figure
+
+
+def test_an_eruption_that_fell_is_not_said_to_stay(tmp_path):
+    curve = {"verl_entropy__entropy": lambda s: 0.25 + 1.3 * max(0.0, 1 - abs(s - 65) / 25 + 0.8) * (30 < s < 110)}
+    (item,) = [i for i in advise(_written(tmp_path, 150, **curve)).items if "erupts" in i.symptom]
+    assert "does not come back" not in item.symptom
 
 
 def test_what_the_advice_says_of_the_bench_is_what_its_files_say(tmp_path):

@@ -23,7 +23,21 @@ from verl_entropy.methods import registry
 ARR = "actor_rollout_ref"
 AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env", "tool_agent_branching")
 """verl's and ours; others come with ``rollout.agent.agent_loop_config_path`` or a module of the user's."""
-RESUME_MODES = ("auto", "disable", "resume_path")
+# key: (words, whether a module of the user's may bring others)
+_WORDS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "trainer.resume_mode": (("auto", "disable", "resume_path"), False),
+    "data.truncation": (("error", "left", "right", "middle"), False),
+    f"{ARR}.rollout.name": (("vllm", "sglang", "trtllm", "hf"), True),
+    f"{ARR}.actor.strategy": (
+        ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "mindspeed", "veomni", "torchtitan", "automodel"),
+        True,
+    ),
+    "trainer.logger": (
+        *(("console", "file", "wandb", "tensorboard", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "rl_insight"),),
+        True,
+    ),
+}
+"""Of verl 0.9.1."""
 HIGH_LR, LORA_FACTOR = 1e-3, 10
 """Learning rates of RL on language models lie between 1e-7 and 1e-5, ten times that with LoRA; a hundred times more is a slip."""
 HIGH_COEFF = 0.1
@@ -49,6 +63,8 @@ _RANGES: tuple[tuple[str, Any, str, str], ...] = (
     (f"{ARR}.actor.clip_ratio", lambda v: v >= 0, "at least 0", "0.2"),
     (f"{ARR}.actor.clip_ratio_low", lambda v: v >= 0, "at least 0", "0.2"),
     (f"{ARR}.actor.clip_ratio_high", lambda v: v >= 0, "at least 0", "0.2"),
+    (f"{ARR}.actor.clip_ratio_c", lambda v: v > 1, "above 1 (verl's dual clip stops at the first update otherwise)", "3.0"),
+    (f"{ARR}.actor.optim.weight_decay", lambda v: v >= 0, "at least 0", "0.01"),
     ("data.train_batch_size", lambda v: v >= 1, "at least 1", "64"),
     ("data.max_prompt_length", lambda v: v >= 1, "at least 1", "2048"),
     ("data.max_response_length", lambda v: v >= 1, "at least 1", "512"),
@@ -56,6 +72,7 @@ _RANGES: tuple[tuple[str, Any, str, str], ...] = (
     ("algorithm.lam", lambda v: 0 <= v <= 1, "from 0 to 1", "1.0"),
     ("trainer.n_gpus_per_node", lambda v: v >= 1, "at least 1 (workers a node; on the CPU backend too)", "1"),
     ("trainer.nnodes", lambda v: v >= 1, "at least 1", "1"),
+    ("trainer.total_epochs", lambda v: v > 0, "above 0 (nothing is trained otherwise)", "1"),
     ("trainer.total_training_steps", lambda v: v >= 1, "at least 1, or null for total_epochs", "null"),
 )
 
@@ -84,12 +101,12 @@ def refuse(plan: Plan, raw: Mapping[str, Any]) -> None:
 
 def _refuse_sizes(raw: Mapping[str, Any]) -> None:
     gpus = (_number(raw, "trainer.n_gpus_per_node") or 1) * (_number(raw, "trainer.nnodes") or 1)
-    parallel = _number(raw, f"{ARR}.rollout.tensor_model_parallel_size") or 1
-    if parallel > gpus:
-        raise ConfigError(
-            f"{ARR}.rollout.tensor_model_parallel_size={parallel:g}: more than the {gpus:g} GPU(s) of trainer.n_gpus_per_node * "
-            f"trainer.nnodes. Set {ARR}.rollout.tensor_model_parallel_size={gpus:g} or less."
-        )
+    for key in (f"{ARR}.rollout.tensor_model_parallel_size", f"{ARR}.actor.ulysses_sequence_parallel_size"):
+        parallel = _number(raw, key) or 1
+        if parallel > gpus:
+            raise ConfigError(
+                f"{key}={parallel:g}: more than the {gpus:g} GPU(s) of trainer.n_gpus_per_node * trainer.nnodes. Set {key}={gpus:g} or less."
+            )
     longest, prompt = _number(raw, f"{ARR}.rollout.max_model_len"), _number(raw, "data.max_prompt_length")
     if longest is not None and prompt is not None and prompt >= longest:
         raise ConfigError(
@@ -107,11 +124,11 @@ def _refuse_words(raw: Mapping[str, Any]) -> None:
             f"{ARR}.rollout.agent.default_agent_loop={loop}: no such agent loop.{did_you_mean(loop, AGENT_LOOPS)} Known: "
             f"{', '.join(AGENT_LOOPS)}; one of yours comes with {ARR}.rollout.agent.agent_loop_config_path."
         )
-    mode = lookup(raw, "trainer.resume_mode")
-    if isinstance(mode, str) and mode not in RESUME_MODES:
-        raise ConfigError(
-            f"trainer.resume_mode={mode}: not known.{did_you_mean(mode, RESUME_MODES)} Set one of {', '.join(RESUME_MODES)}."
-        )
+    for path, (known, more) in _WORDS.items():
+        value = lookup(raw, path)
+        for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+            if word not in (*known, "tracking", "???") and not (more and foreign):  # verl's old word for wandb; left to be given
+                raise ConfigError(f"{path}={word}: not known.{did_you_mean(str(word), known)} Set one of {', '.join(known)}.")
 
 
 def _refuse_folder(plan: Plan) -> None:
@@ -208,6 +225,14 @@ def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
             f"data.train_batch_size={batch:g}: below {actor}.ppo_mini_batch_size={mini:g}, so there is no whole mini-batch (both "
             f"count prompts). Set {actor}.ppo_mini_batch_size={batch:g} or less."
         )
+    elif batch is not None and mini and batch % mini:
+        yield (
+            f"data.train_batch_size={batch:g}: no multiple of {actor}.ppo_mini_batch_size={mini:g}, so the last mini-batch is filled up with "
+            f"rows that train nothing. Set {actor}.ppo_mini_batch_size to a divisor."
+        )
+    ratio = _number(raw, f"{actor}.optim.lr_warmup_steps_ratio")
+    if ratio is not None and ratio >= 1:
+        yield f"{actor}.optim.lr_warmup_steps_ratio={ratio:g}: the learning rate never gets to optim.lr. Set it to 0.1 or less."
     lr = _number(raw, f"{actor}.optim.lr")
     rank = max(_number(raw, f"{ARR}.model.lora_rank") or 0, _number(raw, f"{ARR}.model.lora.rank") or 0)
     if lr is not None and lr > HIGH_LR * (LORA_FACTOR if rank else 1):

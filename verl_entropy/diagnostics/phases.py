@@ -16,6 +16,7 @@ and the phase moves by these rules:
     descent     until the level stands above its lowest value within the window, for ``confirm`` steps, by more than
                 log(1 + rise_share), rise_sigmas * noise, wander_sigmas * wander * sqrt(values since the trough / LAG), and
                 ``rise_nats`` in nats. The window is ``window`` steps or ``window_share`` of the run so far, if that is more.
+                What was low for fewer than BOTTOM values has only come back from a dip.
     steady      the same, where the level is not lower than a window before
     eruption    until the level stands ``fall_share`` of the rise (and the noise margin) below its highest value, for
                 ``confirm`` steps
@@ -77,6 +78,8 @@ KEEP = 400
 """Values kept; a longer window sees every value's level only on the coarse track."""
 COARSE = 64
 """Levels of the whole run kept on the coarse track; when it is full every second goes."""
+BOTTOM = 10
+"""Values that the level must have been nearer to its trough than to where it is now: what came down for less only comes back."""
 RUNAWAY_STEADY = 0.8
 """Least share of a slow rise's movement on the coarse track that goes up."""
 FLAT = 0.15
@@ -92,7 +95,7 @@ class Phases:
 
     warmup: int = setting(10, "values before the first decision", ge=2)
     smooth: int = setting(5, "values in the running median; odd", ge=1, le=99)
-    noise_window: int = setting(40, "values in the estimate of the noise", ge=4)
+    noise_window: int = setting(60, "values in the estimate of the noise", ge=4)
     window: int = setting(30, "least steps within which an eruption must rise", ge=2)
     window_share: float = setting(
         0.2, "part of the run so far within which an eruption must rise, if that is more", ge=0.0, le=1.0
@@ -100,7 +103,7 @@ class Phases:
     rise_nats: float = setting(0.05, "least rise of an eruption in nats", gt=0.0)
     rise_share: float = setting(0.75, "least rise in parts of the lowest level before it", ge=0.0)
     rise_sigmas: float = setting(5.0, "least rise in standard deviations of the noise", ge=0.0)
-    wander_sigmas: float = setting(2.5, "least rise in parts of how far the level rose before it without an eruption", ge=0.0)
+    wander_sigmas: float = setting(3.0, "least rise in parts of how far the level rose before it without an eruption", ge=0.0)
     confirm: int = setting(1, "steps in a row that a change must hold", ge=1)
     jump_share: float = setting(0.7, "a rise of which one step makes up this share is a step change", gt=0.0, le=1.0)
     stay: int = setting(4, "steps after which a step change that is not undone is an eruption; 0: never", ge=0)
@@ -294,7 +297,7 @@ class PhaseDetector:
 
     def _remember(self, step: int) -> None:
         """Keep the level on the coarse track."""
-        if self.seen % self._stride == 0:
+        if self._fresh >= self.settings.smooth and self.seen % self._stride == 0:  # a median of one value is noise
             self._coarse.append([self._entropy.level, step])
         if len(self._coarse) > COARSE:
             self._coarse, self._stride = self._coarse[::2], self._stride * 2
@@ -366,7 +369,11 @@ class PhaseDetector:
         rise = _log(level) - _log(trough)
         if level - trough <= s.rise_nats or rise <= math.log1p(s.rise_share):
             return False, 0.0
-        first = max(len(track.levels) - max(self.seen - self._since, 1), place - s.noise_window, 0)
+        fresh = max(len(track.levels) - max(self.seen - self._since, 1), 0)
+        low = sum(_log(v) < 0.5 * (_log(level) + _log(trough)) for v in track.levels[fresh:])
+        if low < min(BOTTOM, (len(track.levels) - fresh) // 2):  # back from a dip of a few steps
+            return False, 0.0
+        first = max(fresh, place - s.noise_window)
         before = track.values[first : place + 1]
         noise = _noise([_log(v) for v in (before if len(before) >= LAG else track.values[-s.noise_window :])])
         levels = [_log(v) for v in track.levels[first : place + 1]]
@@ -415,6 +422,8 @@ class PhaseDetector:
         if not s.runaway_share or len(self._coarse) < LAG:
             return None
         trough, onset = min(self._coarse)
+        if step - onset <= self._window(s.window):
+            return None
         if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
             return None
         path = [_log(v) for v, at in self._coarse if at >= onset]

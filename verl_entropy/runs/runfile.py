@@ -42,7 +42,7 @@ SESSION = re.compile(r"metrics-\d{8}-\d{6}")
 """Name, without ending, of the metrics file that ``launch.sh`` makes in the folder of a run, a new one each time it goes on."""
 _STEP_FILE = re.compile(r"step-(\d+)\.(?:parquet|json)$")
 _ROWS_FILE = re.compile(r"rows-(\d+)-(\d+)\.parquet$")
-PER_TOKEN = ("tokens", "entropy", "log_prob", "advantages", "advantages_before", "ratio", "dropped")
+PER_TOKEN = ("tokens", "entropy", "log_prob", "advantages", "advantages_before", "ratio", "dropped", "clip")
 """Lists of a stored turn with an entry for each of its tokens."""
 MAX_POINTS = 512
 """Samples without turns that a step keeps; as many as the settings can sample."""

@@ -16,7 +16,7 @@ from verl_entropy.config.settings import ConfigError
 from verl_entropy.diagnostics import glossary, likelihood, live, representation, sampling
 from verl_entropy.diagnostics.interference import interference
 from verl_entropy.diagnostics.settings import ACTIONS, PATH, Live
-from verl_entropy.hosts.common.trainer_keys import NUM_SAMPLED, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
+from verl_entropy.hosts.common.trainer_keys import CLIPPED, NUM_SAMPLED, ROW, ROW_SIZE, SAMPLE_CODE, SAMPLE_LEAD, SAMPLED
 from verl_entropy.log import say
 from verl_entropy.runs.runfile import RunWriter
 from verl_entropy.upstream.rows import pad_rows
@@ -46,6 +46,8 @@ class DiagnosticsSide:
         """Of the batch under way, if it has a sample."""
         self._columns: dict[str, np.ndarray] | None = None
         self._samples: list[dict[str, Any]] = []
+        self._told: list[tuple[dict[str, Any], int, list[int]]] = []
+        """Turns of the samples, each with its row and its tokens' places in that row's response."""
         self._last_step: int | None = None
         self._action, self._reason = "none", "eruption"
         self._seconds = 0.0
@@ -115,7 +117,7 @@ class DiagnosticsSide:
             self._ask()
             for message in self.live.messages:
                 say(message.removeprefix("verl-entropy: "))
-            self._last_step, self._columns, self._samples = ctx.step, None, []
+            self._last_step, self._columns, self._samples, self._told = ctx.step, None, [], []
         else:
             metrics = live.step_diagnostics(ctx, self.settings, texts)
         if self.writer is not None:
@@ -149,8 +151,29 @@ class DiagnosticsSide:
         most = self.settings.run_file.max_samples
         chosen = found["trajectory"][:: max(len(found["trajectory"]) // most, 1)] if found else None
         self._samples = live.trajectories(ctx, responses_RT, tokenizer.decode, limit=most, chosen=chosen, prompts=prompts)
+        for sample in self._samples:
+            turns_K = (ctx.turns.trajectory_K == sample["trajectory"]).nonzero().flatten().tolist()
+            for turn, k in zip(sample["turns"], turns_K, strict=True):
+                row = int(ctx.turns.row_K[k])
+                self._told.append((turn, row, (ctx.turns.turn_RT[row] == k).nonzero().flatten().tolist()))
         if found:
             self._samples = with_representations(self._samples, found, ctx.turns)
+
+    # ------------------------------------------------------------------ clipped tokens
+
+    def worker_columns(self, ctx: Any) -> dict[str, torch.Tensor]:
+        """The column ROW in a step whose trajectories are stored: the update reports which of their tokens the loss clipped."""
+        first = self._last_step is None or ctx.step > self._last_step
+        return {ROW: torch.arange(1, len(ctx.mask_RT) + 1)} if first and self._wants_samples(ctx.step) else {}
+
+    def take_clipped(self, metrics: dict[str, Any]) -> None:
+        """Take what the update reports of them out of its metrics, and tell it of the stored turns: 1 above, -1 below, 0 neither."""
+        codes = metrics.pop(CLIPPED, None)
+        if codes is None:
+            return
+        side = {abs(code): 1 if code > 0 else -1 for code in codes if code}
+        for turn, row, places in self._told:
+            turn["clip"] = [side.get((row + 1) * ROW_SIZE + place, 0) for place in places]
 
     # ------------------------------------------------------------------ run file
 
@@ -179,7 +202,7 @@ class DiagnosticsSide:
         metrics[live.PREFIX + "timing_s/diagnostics"] = self._seconds
         self._seconds = 0.0
         self.write(step, metrics, self._columns, self._samples)
-        self._columns, self._samples = None, []
+        self._columns, self._samples, self._told = None, [], []
         if self.settings.profile == "compact":
             kept = glossary.compact(metrics)
             metrics.clear()

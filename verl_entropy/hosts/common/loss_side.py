@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS
+from verl_entropy.hosts.common.trainer_keys import HEAD_LOGITS, HEAD_ROWS, HEAD_TOKENS, ROW_SIZE
 from verl_entropy.methods.common.gspo import sequence_ratio
 from verl_entropy.methods.common.ppo_clip import masked_log_ratio
 from verl_entropy.methods.context import ClipBounds, LossContext
@@ -96,6 +96,13 @@ def clip_sides(
         "clipfrac_high": ((ratio_RT > 1 + high) & (advantages_RT > 0)).float(),
         "clipfrac_low": ((ratio_RT < 1 - low) & (advantages_RT < 0)).float(),
     }
+
+
+def clipped_tokens(row_R: torch.Tensor, sides: dict[str, torch.Tensor]) -> list[int]:
+    """Codes (``trainer_keys.CLIPPED``) of the tokens that ``clip_sides`` gave for the rows of these numbers; [0] without any."""
+    side_RT = (sides["clipfrac_high"] - sides["clipfrac_low"]).long()
+    r, t = side_RT.nonzero(as_tuple=True)
+    return (side_RT[r, t] * (row_R.to(r.device)[r].long() * ROW_SIZE + t)).tolist() or [0]
 
 
 def token_ratio(log_prob_RT: torch.Tensor, old_log_prob_RT: torch.Tensor, mask_RT: torch.Tensor) -> torch.Tensor:

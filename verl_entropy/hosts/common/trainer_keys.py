@@ -22,6 +22,12 @@ NUM_SAMPLED = "verl_entropy_num_sampled"
 SAMPLED = "verl_entropy_sampled"
 """Output of that pass: ``diagnostics.sampling.pack``."""
 
+ROW = "verl_entropy_row"
+"""Column in steps whose trajectories are stored: number of the row in the batch, from 1; the update reports its clipped tokens."""
+CLIPPED = "verl_entropy/clipped_tokens"
+"""Those, in the update's metrics: of each token its side (1 above, -1 below) times row * ROW_SIZE + place in the response; or 0."""
+ROW_SIZE = 2**32
+
 HEAD_LOGITS = "head_logits"
 """Output with a head: its outputs (N,), one per trained token in row order."""
 HEAD_TOKENS, HEAD_ROWS = "head_tokens", "head_rows"

@@ -19,7 +19,7 @@ from verl_entropy.config.plan import Plan
 from verl_entropy.hosts.common import loss_side
 from verl_entropy.hosts.common.context import use_loss
 from verl_entropy.hosts.common.loss_tools import clip_bounds, response_RT
-from verl_entropy.hosts.common.trainer_keys import NUM_ROWS, PREFIX, TOTALS, WHOLE_MASKS, WORKER_INFO
+from verl_entropy.hosts.common.trainer_keys import CLIPPED, NUM_ROWS, PREFIX, ROW, TOTALS, WHOLE_MASKS, WORKER_INFO
 from verl_entropy.hosts.verl_engine import registration
 from verl_entropy.methods.context import LossContext
 
@@ -145,6 +145,8 @@ def wrap(module: ModuleType) -> None:
         for term in loss_side.extra_terms(ctx):
             total = total + term
         metrics.update(_metrics(ctx))
+        if ROW in data.keys():
+            metrics[CLIPPED] = loss_side.clipped_tokens(data[ROW], ctx.token_means)
         return total, metrics
 
     ppo_loss.verl_entropy = True

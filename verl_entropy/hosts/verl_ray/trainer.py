@@ -83,6 +83,8 @@ def _sends(trainer: Any, name: str, original: Any) -> Any:
         if name == "update_actor" and "grad_entropy" in run_of(trainer).plan.needs:  # 0.7 reads entropy_coeff alone
             tu.assign_non_tensor(sent, calculate_entropy=True)
         output = original(sent, *args, **kwargs)
+        if name == "update_actor" and run_of(trainer).diagnostics is not None:
+            run_of(trainer).diagnostics.take_clipped(tu.get(output, "metrics"))
         if name == "compute_log_prob":
             trainer._verl_entropy_outputs = _outputs(output, sent, data["responses"].shape[1])
         return output
@@ -184,7 +186,8 @@ def _advantages(original: Any, trainer: Any, data: Any, args: tuple, kwargs: dic
         data.batch[ACTOR_MASKS["response_mask"]] = data.batch[ACTOR_MASKS["loss_mask"]] = thinned
         ctx.mask_RT = thinned.bool()
     data.batch["advantages"] = ctx.advantages_RT = advantages
-    for name, column in advantage_side.worker_columns(ctx).items():
+    rows_R = run.diagnostics.worker_columns(ctx) if run.diagnostics is not None else {}
+    for name, column in {**advantage_side.worker_columns(ctx), **rows_R}.items():
         data.batch[name] = column
     ctx.info.update(advantage_side.batch_info(ctx))
     data.meta_info[WORKER_INFO] = ctx.info

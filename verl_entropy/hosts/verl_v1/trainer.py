@@ -212,6 +212,8 @@ def _advantages(original, call: Call, ctx: AdvantageContext, data, rows: Any, ba
         ctx.mask_RT = thinned.bool()
     data.batch["advantages"] = ctx.advantages_RT = advantages
     columns.update(advantage_side.worker_columns(ctx))
+    if call.run.diagnostics is not None:
+        columns.update(call.run.diagnostics.worker_columns(ctx))
     offsets = rows["response_mask"].offsets()
     call.ride.write = {name: _nested(c, offsets) if c.dim() == 2 else c for name, c in columns.items()}
     ctx.info.update(advantage_side.batch_info(ctx))
@@ -263,6 +265,26 @@ def _put_columns(call: Call, batch: Any) -> Any:
     from tensordict import TensorDict
 
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch)))
+
+
+@contextlib.contextmanager
+def _clipped(group: Any, side: Any) -> Iterator[None]:
+    """The diagnostics take what the update reports of single tokens, before verl makes means of the metrics."""
+    from verl.utils import tensordict_utils as tu
+
+    original = group.update_actor
+
+    def update_actor(batch):
+        output = original(batch)
+        if side is not None:
+            side.take_clipped(tu.get(output, "metrics"))
+        return output
+
+    group.update_actor = update_actor
+    try:
+        yield
+    finally:
+        group.update_actor = original
 
 
 def _check_active(run: state.Run, metrics: dict) -> None:
@@ -329,7 +351,8 @@ def wrap(module: ModuleType) -> None:
     @functools.wraps(original_update)
     def _update_actor(self, batch, metrics):
         run = run_of(self)
-        batch = original_update(self, batch, metrics)
+        with _clipped(self.actor_rollout_wg, run.diagnostics):
+            batch = original_update(self, batch, metrics)
         if run.plan.active:
             prefix = "actor/verl_entropy/"
             for key in [k for k in metrics if k.startswith(prefix)]:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, SEAL_PATH, lookup
+from verl_entropy.config import checks
+from verl_entropy.config import plan as plans
+from verl_entropy.config.settings import ALGORITHM_PATH, POLICY_LOSS_PATH, SEAL_PATH, ConfigError, lookup
+from verl_entropy.diagnostics.health import REPEATED as REPEATS
+from verl_entropy.diagnostics.health import STEPS
+from verl_entropy.diagnostics.settings import Live
 from verl_entropy.methods import registry
 from verl_entropy.methods.method import Method
 from verl_entropy.runs.report.runs import ENTROPY, P, Run, load, without_steps
@@ -51,6 +57,8 @@ class Advice:
     why: str
     methods: tuple[str, ...]
     """Overrides to try, the likeliest first; without those that the run has."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Paper and section of those that are methods of ours."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,9 @@ class AdviceList:
         for i, item in enumerate(self.items, 1):
             for label, text in ((f"{i}. ", item.symptom), ("   seen in: ", item.figure), ("   ", item.why)):
                 lines += textwrap.wrap(label + text, width, subsequent_indent="   ", drop_whitespace=True)
-            lines += [f"   try: {method}" for method in item.methods]
+            for method in item.methods:
+                source = f" ({item.sources[method]})" if method in item.sources else ""
+                lines += textwrap.wrap(f"   try: {method}{source}", width, subsequent_indent="        ", break_long_words=False)
             lines.append("")
         if not self.items:
             lines += ["no symptom that a rule looks for", ""]
@@ -144,22 +154,31 @@ def _collapse(run: Run) -> Advice | None:
 
 
 def _eruption(run: Run) -> Advice | None:
-    events = [e for e in run.detector.events if e.name == "eruption"]
+    events = [e for e in run.detector.events if e.name in ("eruption", "runaway")]
     if not events:
         return None
+    fell = [e.step for e in run.detector.events if e.name == "subsidence"]
+    erupted = [e for e in events if e.name == "eruption"]
+    away = events[-1].name == "runaway" and not (fell and fell[-1] > events[-1].step)
     first, auc = events[0], _tail(run, P + "representation/probe_auc")
     known = "" if np.isnan(auc) else f"; separation: probe AUC {auc:.2f}"
     wrong, correct = (_around(run, P + f"entropy_of/{which}", first.step) for which in ("wrong", "correct"))
     if not np.isnan(wrong + correct):
         known += f"; wrong trajectories {wrong:.3g} nats, correct ones {correct:.3g}"
-    many = "entropy erupts again and again" if len(events) > 1 else "entropy erupts"
+    steps, success = run.series(NAMES_OF_SUCCESS)
+    harmless = ""
+    if len(before := success[steps <= first.onset]) and len(success) > len(before):
+        known += f"; success {before[-5:].mean():.3g} before it, {success[-5:].mean():.3g} at the end"
+        if success[-5:].mean() >= before[-5:].mean():
+            harmless = "Success did not fall with it, so it may need nothing. "
+    many = "entropy erupts again and again" if len(erupted) > 1 else "entropy erupts"
     return Advice(
-        many,
-        f"entropy: {len(events)} eruption(s), the first from step {first.onset} (seen at {first.step}, {first.level:.3g} nats)"
-        + known,
-        "In the bench's household plain GRPO erupted at a learning rate of 6e-4 on both tuning seeds, in its wrong trajectories, and at "
-        "4e-4 on neither (recipes/bench): try a smaller step first. SEAL traces eruptions to negative advantages that interfere with "
-        "correct trajectories of like representation; the others hold entropy down from outside.",
+        ("entropy runs away" if not erupted else f"{many} and does not come back") if away else many,
+        f"entropy: {f'{len(erupted)} eruption(s), the first' if erupted else 'a steady rise'} from step {first.onset} (seen at {first.step}, "
+        f"{first.level:.3g} nats); {run.series(ENTROPY)[1][-5:].mean():.3g} nats at the end" + known,
+        f"{harmless}In the bench's household plain GRPO erupted at a learning rate of 6e-4 on both tuning seeds, in its wrong "
+        "trajectories, and at 4e-4 on neither (recipes/bench): try a smaller step first. SEAL traces eruptions to negative advantages "
+        "that interfere with correct trajectories of like representation; the others hold entropy down from outside.",
         (_smaller_step(run), *_try("head", "seal"), *_try("regularizer", "epo"), *_try("transform", "entrocraft")),
     )
 
@@ -227,7 +246,7 @@ def _zero_variance(run: Run) -> Advice | None:
 
 def _one_sided_clip(run: Run) -> Advice | None:
     high, low = _tail(run, P + "clipfrac_high"), _tail(run, P + "clipfrac_low")
-    values = run.series(ENTROPY)[1]
+    values, adapts = run.series(ENTROPY)[1], "adapo" in active_methods(run.reader.config)  # which moves the upper bound itself
     if (
         not (high > ONE_SIDED * low and high > CLIPPED)
         or len(values) < 2
@@ -237,8 +256,8 @@ def _one_sided_clip(run: Run) -> Advice | None:
     return Advice(
         "clipping cuts mostly rising tokens while entropy falls",
         f"clip: {high:.2%} above, {low:.2%} below at the end of the run",
-        "The upper bound stops unlikely tokens from growing; a higher one keeps them.",
-        (*_try("clip", "adapo"), "actor_rollout_ref.actor.clip_ratio_high=0.28"),
+        "The upper bound stops unlikely tokens from growing; a higher one keeps them (DAPO, arXiv 2503.14476, sec. 3.1: 0.28).",
+        (*_try("clip", "adapo"), *(() if adapts else ("actor_rollout_ref.actor.clip_ratio_high=0.28",))),
     )
 
 
@@ -311,15 +330,15 @@ NAMES_OF_SUCCESS = (P + "success", "critic/score/mean", "critic/rewards/mean", "
 FALLEN, LEAST_SUCCESS = 0.6, 0.1
 """Success at the end over the best twenty steps, and the least best level at which a fall is called one."""
 SWITCHED_OFF = 0.0
-HIGH_BONUS, HIGH_CLIP = 0.0, 0.3
-"""A coefficient above, and an upper clip bound above which, a cause of rising entropy is named."""
+HIGH_CLIP, HOT = 0.3, 1.3
+"""Upper clip bound and sampling temperature from which a cause of rising entropy is named."""
 
 
 def _non_finite(run: Run) -> Advice | None:
     """The reader stores NaN and infinite values as missing ones, so they are steps whose value is missing though the key is there."""
     worst: tuple[int, int, str] | None = None
     for key in (*ENTROPY, "actor/loss", "actor/pg_loss", "actor/grad_norm"):
-        if not run.reader.has(key):
+        if key not in run.reader.keys:
             continue
         steps, values = run.reader.series(key)
         finite = np.isfinite(values)
@@ -332,12 +351,63 @@ def _non_finite(run: Run) -> Advice | None:
     if worst is None:
         return None
     first, missing, key = worst
+    usual = {"actor_rollout_ref.rollout.temperature": (1.0, 0.3, 1.3), "actor_rollout_ref.actor.grad_clip": (1.0, 1e-3, 1.0)}
+    odd = [f"{path}={fix}" for path, (fix, low, high) in usual.items() if not low <= _value(run, path, -1.0) <= high]
+    start = not len(run.reader.steps) or first <= run.reader.steps[0]
     return Advice(
-        "values are not finite",
+        "values are not finite" + (" from the first step" if start else ""),
         f"{key}: no finite value from step {first} to the end ({missing} steps)",
-        "A NaN never goes away: look at the step before (temperature, learning rate, fp16), and go on from a checkpoint before it.",
-        ("actor_rollout_ref.actor.grad_clip=1.0", "actor_rollout_ref.rollout.temperature=1.0"),
+        "The settings or the model gave it: temperature (at 0 every log-prob is NaN), precision, weights."
+        if start
+        else "A NaN never goes away: look at the step before (temperature, learning rate, fp16), and go on from a checkpoint before it.",
+        (*odd, _smaller_step(run)),
     )
+
+
+def _value(run: Run, path: str, otherwise: float) -> float:
+    """A number of the run's configuration."""
+    value = lookup(run.reader.config, path)
+    return float(value) if isinstance(value, int | float) else otherwise
+
+
+def _ends_with(run: Run, key: str, condition: Callable[[float], bool]) -> int | None:
+    """The first step of the stretch at the run's end in which the metric meets ``condition``; None for fewer than STEPS values."""
+    steps, values = run.series((key,))
+    first = len(values)
+    while first and condition(values[first - 1]):
+        first -= 1
+    return int(steps[first]) if len(values) - first >= STEPS else None
+
+
+def _no_gradient(run: Run) -> Advice | None:
+    first = _ends_with(run, "actor/grad_norm", lambda norm: norm == 0.0)
+    if first is None:
+        return None
+    equal = _tail(run, P + "group/zero_variance")
+    known = "" if np.isnan(equal) else f"; {equal:.0%} of the groups have equal scores"
+    return Advice(
+        "the run is dead: no gradient",
+        f"actor/grad_norm: 0 from step {first} to the end{known}",
+        "Nothing is learned any more. Where all groups have equal scores, the tasks are why; else a transform drops every token, or "
+        "advantages or the learning rate are 0.",
+        ("check with `verl-entropy validate`", "data.train_files=<other tasks>"),
+    )
+
+
+def _templates(run: Run) -> Advice | None:
+    settings = Live()
+    for key in REPEATS:
+        first = _ends_with(run, key, lambda share: share >= settings.template_share)
+        entropy = _tail(run, *ENTROPY)
+        if first is not None and not entropy <= settings.detector.collapse_nats:
+            return Advice(
+                "responses repeat one another while entropy stands",
+                f"{key}: {_tail(run, key):.2f}, from step {first} to the end, at an entropy of {entropy:.3g} nats",
+                "A collapse to templates, which entropy does not show: read the trajectories. Reward the single step, keep the policy near "
+                "its reference, or give tasks that need different answers.",
+                (*_try("estimator", "gigpo"), "actor_rollout_ref.actor.use_kl_loss=True", "data.train_files=<other tasks>"),
+            )
+    return None
 
 
 def _inactive(run: Run) -> Advice | None:
@@ -397,6 +467,12 @@ def _causes(config: Mapping[str, Any]) -> tuple[str, ...]:
     high = lookup(config, "actor_rollout_ref.actor.clip_ratio_high")
     if _reaches(high, HIGH_CLIP):
         causes.append("actor_rollout_ref.actor.clip_ratio_high=0.2")
+    if _reaches(lookup(config, "actor_rollout_ref.rollout.temperature"), HOT):
+        causes.append("actor_rollout_ref.rollout.temperature=1.0")
+    if "repo_r" in active and not lookup(config, f"{ALGORITHM_PATH}.repo_r.bidirectional"):
+        causes.append("+entropy=repo_r_bidirectional")  # REPO, App. B: one-sided, it goes on raising entropy above the target
+    if "epo" in active and not lookup(config, f"{ALGORITHM_PATH}.presets.epo_corridor"):
+        causes.append("+entropy=epo_corridor")  # the paper's values raise entropy above the corridor too
     return tuple(causes)
 
 
@@ -406,10 +482,15 @@ def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
     by_key = {m.key: m for m in registry.methods()}
     had = [m for m in item.methods if _has(config, m)]
     kept = []
+    sources = {}
     for method in item.methods:
         algorithm = by_key.get(method)
-        if method in had or (algorithm is not None and _refused(algorithm, active)):
+        if method in had or (algorithm is not None and (_refused(algorithm, active) or not _runs_with(config, algorithm))):
             continue
+        if algorithm is not None:
+            listed = [m.name for m in registry.methods("transform") if m.name in active] if algorithm.kind == "transform" else []
+            method = method.replace(f"[{algorithm.name}]", f"[{','.join([*listed, algorithm.name])}]")  # beside those of the run
+            sources[method] = algorithm.source
         kept.append(method)
     why, symptom = item.why, item.symptom
     names = [by_key[m].name if m in by_key else m for m in had]
@@ -417,14 +498,36 @@ def _fit(config: Mapping[str, Any], item: Advice) -> Advice:
         why += (
             f" The run had {', '.join(names)} already, and that did not prevent it: look at its strength before adding another."
         )
-    if "erupt" in symptom:
+    if "erupt" in symptom or "runs away" in symptom:
         causes = _causes(config)
         if causes:
             why = "This run pushes entropy up itself; lower that first. " + why
         if names:
             kept = [*kept, "+entropy=repo_r_bidirectional"] if not {"repo_r", "repo_d"} & active else kept
         kept = [*causes, *kept]
-    return replace(item, why=why, methods=tuple(kept))
+    return replace(item, why=why, methods=tuple(dict.fromkeys(kept)), sources=sources)
+
+
+def _runs_with(config: Mapping[str, Any], algorithm: Method) -> bool:
+    """Whether our checks, which pass the run's configuration, pass it with ``algorithm`` too; True where they cannot say."""
+    raw: dict[str, Any] = deepcopy(dict(config))
+    if lookup(raw, "actor_rollout_ref.actor.strategy") is None:  # not the whole configuration
+        return True
+    try:
+        checks.check(plans.read(raw), raw)
+    except (ConfigError, TypeError, ValueError, KeyError, AttributeError):
+        return True
+    path, _, value = algorithm.key.lstrip("+").partition("=")
+    *parents, last = path.split(".")
+    node = raw
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = [algorithm.name] if value.startswith("[") else 0.02 if algorithm.kind == "head" else value
+    try:
+        checks.check(plans.read(raw), raw)
+    except ConfigError:
+        return False
+    return True
 
 
 def _refused(algorithm: Method, active: set[str]) -> bool:
@@ -445,6 +548,8 @@ RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] =
     ("likelihood of valid trajectories", (P + "likelihood/valid_log_prob_mean",), _likelihood_falls),
     ("early and late entropy", (P + "entropy_early/turns",), _early_growth),
     ("groups without variance", (P + "group/zero_variance",), _zero_variance),
+    ("gradient", ("actor/grad_norm",), _no_gradient),
+    ("repeated responses", tuple(REPEATS), _templates),
     ("clip sides", (P + "clipfrac_high",), _one_sided_clip),
     ("invalid turns", (P + "valid_action_ratio",), _invalid),
     ("repeated actions", (P + "repeated_action_ratio",), _repeats),

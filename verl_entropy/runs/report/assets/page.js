@@ -379,7 +379,7 @@
   const COLOURS = {
     entropy: ["entropy (nats)", "entropy", false], advantage: ["advantage", "advantages", true],
     advantage_before: ["advantage before our transforms", "advantages_before", true], ratio: ["ratio trainer to sampler", "ratio", true],
-    dropped: ["tokens that a transform dropped", "dropped", false], clip: ["clip side", "clip", true], none: ["no colour", "", false],
+    dropped: ["tokens that a transform dropped", "dropped", false], clip: ["side on which the loss clipped", "clip", true], none: ["no colour", "", false],
   };
   const told = { colour: "entropy", success: "", task: "", step: "", run: "", turn: "", a: null, b: null, two: false };
   const valuesOf = (turn, colour) => {
@@ -423,7 +423,7 @@
         if (value === null || value === undefined || colour === "none") { text.append(token); return; }
         const shade = colour === "dropped" ? 6 * value : Math.round(6 * Math.min(Math.abs(value) / top, 1));
         const kind = diverging && value < 0 ? "c" : "h";
-        const shownValue = colour === "ratio" ? Math.exp(value).toPrecision(4) : value;
+        const shownValue = colour === "ratio" ? Math.exp(value).toPrecision(4) : colour === "clip" ? ["below", "not clipped", "above"][value + 1] : value;
         text.append(make("span", { class: `${shade ? kind + shade : ""}${turn.dropped && turn.dropped[i] ? " d1" : ""}`.trim() || false, title: `${COLOURS[colour][0]} ${shownValue}` }, token));
       });
       if (turn.hidden) text.append(make("i", {}, ` ... ${turn.hidden} tokens are not shown`));
@@ -457,7 +457,7 @@
     const available = Object.keys(COLOURS).filter((c) => c === "none" || items.some((item) => item.turns.some((turn) => valuesOf(turn, c))));
     if (!available.includes(told.colour)) told.colour = available[0];
     const size = items.flatMap((item) => item.turns.flatMap((turn) => (valuesOf(turn, told.colour) || []).filter((v) => v !== null).map(Math.abs)));
-    const top = Math.max(quantile(size, 0.95), 1e-3);
+    const top = told.colour === "clip" ? 1 : Math.max(quantile(size, 0.95), 1e-3);
     const menu = (label, key, options) => {
       const select = make("select", { onchange: () => { told[key] = select.value; trajectories(); } }, ...options.map(([value, text]) => make("option", { value, selected: String(value) === String(told[key]) }, text)));
       return make("label", {}, label + " ", select);
@@ -477,7 +477,9 @@
         trajectories();
       } }, `Same task before and in an eruption (${pairs.length})`)] : []));
     const scale = make("div", { class: "scale" }, `Colour: ${COLOURS[told.colour][0]}`);
-    if (told.colour !== "none" && told.colour !== "dropped") {
+    if (told.colour === "clip") {
+      scale.append(make("span", { class: "c6" }, "below (advantage < 0)"), make("span", { class: "h6" }, "above (advantage > 0)"));
+    } else if (told.colour !== "none" && told.colour !== "dropped") {
       const marks = COLOURS[told.colour][2] ? [-6, -4, -2, 0, 2, 4, 6] : [0, 1, 2, 3, 4, 5, 6];
       for (const m of marks) {
         const value = (m / 6) * top;
