@@ -19,7 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from packaging.version import Version
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -37,8 +39,14 @@ HOSTS = {
     "0.9.1": ("V1", "RayPPOTrainer"),
     "verl-agent": ("own",),
 }
+NEO = "0.9.0.dev"
+"""verl's branch neo, which has no queue."""
 PRESETS = "gigpo,aem,seal,epo"
 LIMIT_S = 1500
+
+
+def _before(version: str, *release: int) -> bool:
+    return Version(version.split()[0]).release < release
 
 
 class Wrong(AssertionError):
@@ -57,7 +65,7 @@ def environment(version: str, checkout: Path | None = None) -> Path:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-build-isolation"]
-    if version < "0.9":
+    if _before(version, 0, 9):
         base.insert(1, str(older))
         if not older.exists():
             subprocess.run([*pip, "--target", str(older), *OLDER], check=True, timeout=600)
@@ -73,11 +81,17 @@ class Matrix:
 
     def __init__(self, version: str, host: str, python: Path, folder: Path):
         self.version, self.host, self.python, self.folder = version, host, python, folder
-        self.old = version < "0.9"
+        self.old = _before(version, 0, 9)
         loading = {"VERL_USE_EXTERNAL_MODULES": "verl_entropy.plugin"} if self.old else {}
         paths = [os.environ.get("PYTHONPATH", ""), str(HERE / "real"), str(HERE / "cpu")]
         patient = {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
-        self.env = {**os.environ, **loading, **patient, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "VERL_ENTROPY_CHOSEN": ""}
+        self.env = {
+            **os.environ,
+            **loading,
+            **patient,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "VERL_ENTROPY_CHOSEN": "",
+        }
 
     def symbols(self) -> str:
         """Every name that is used is there."""
@@ -105,13 +119,13 @@ class Matrix:
         reference = self._engine(Path(sys.executable), "v1", {**self.env, "VERL_USE_EXTERNAL_MODULES": ""})
         found = self._engine(self.python, "v1" if self.host == "V1" else "ray", self.env)
         gap = float((found["advantages"] - reference["advantages"]).abs().max())
-        tolerance = 2e-2 if self.version < "0.8" else 1e-5  # verl 0.7 computes under bf16 autocast whatever the setting
+        tolerance = 2e-2 if _before(self.version, 0, 8) else 1e-5  # verl 0.7 computes under bf16 autocast whatever the setting
         loss = abs(found["loss"] - reference["loss"])
         if found["gradients"].keys() == reference["gradients"].keys():
             grads = max(float((found["gradients"][n] - g).abs().max()) for n, g in reference["gradients"].items())
         else:  # verl 0.7 builds FSDP1 whatever the strategy, whose parameters are flat: the norm of all of them
             grads = abs(found["grad_norm"] / reference["grad_norm"] - 1)
-        small = gap < max(1e-6, tolerance * (self.version < "0.8")) and loss < tolerance and grads < tolerance
+        small = gap < max(1e-6, tolerance * _before(self.version, 0, 8)) and loss < tolerance and grads < tolerance
         text = f"advantages {gap:.0e}, loss {loss:.0e}, gradients {grads:.0e}"
         return _need(small and torch.isfinite(found["advantages"]).all(), text, text)
 
@@ -142,10 +156,10 @@ class Matrix:
             assets.make(self.folder)
         v1 = () if self.old else (f"trainer.use_v1={self.host == 'V1'}",)
         command = runner.command(
-            name, *runs.OURS, *overrides, *v1, *(OLD if self.old else ()), *(OLD_07 if self.version < "0.8" else ())
+            name, *runs.OURS, *overrides, *v1, *(OLD if self.old else ()), *(OLD_07 if _before(self.version, 0, 8) else ())
         )
         command = [str(self.python), *command[1:]]
-        if self.old:  # keys of 0.9
+        if self.old or self.version == NEO:  # which lack some keys of 0.9
             command = [w for w in command if not w.lstrip("+").startswith(NEW_KEYS) or w.startswith("trainer.use_legacy")]
         env = {**runner.environment(name), **self.env, "PYTHONPATH": self.env["PYTHONPATH"]}
         with open(self.folder / f"{name}.log", "w") as log:
@@ -187,7 +201,7 @@ class Matrix:
 class VerlAgent:
     """tests/verl_agent in place of the steps: verl-agent's programs need cards, so its fit is called in the process, without Ray."""
 
-    PARTS = {
+    PARTS: ClassVar = {
         "symbols": ("test_fingerprints", "checkout_is_the_known_one"),
         "absent": ("test_launcher",),
         "numbers": ("neutral", "row_statistics", "test_micro", "test_ranks", "dynamic_batch_size"),
@@ -275,7 +289,10 @@ def main(words: list[str]) -> int:
                 for wanted in [step for host, _, step in chosen if not host or name.endswith(f", {host}")]:
                     found = step(getattr(matrix, wanted)) | {"commit": _commit(ROOT)}
                     failed += not found["ok"]
-                    print(f"{name} {wanted}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}", flush=True)
+                    print(
+                        f"{name} {wanted}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}",
+                        flush=True,
+                    )
                     kept = _kept()  # another call may have written
                     kept[name] = {**kept.get(name, {}), wanted: found}
                     RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")

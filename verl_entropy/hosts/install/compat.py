@@ -226,6 +226,11 @@ def before(*release: int) -> bool:
     return tuple(int(part) for part in parts[: len(release)] if part.isdigit()) < release
 
 
+def has_v1() -> bool:
+    """Whether the installed verl runs its V1 trainer."""
+    return not before(0, 9) and verl_version() != NEO
+
+
 def loading() -> str:
     """The variable by which this verl loads the plugin; from 0.9 that is its default."""
     return "VERL_USE_EXTERNAL_MODULES=verl_entropy.plugin" if before(0, 9) else "VERL_USE_EXTERNAL_PLUGINS=auto"
@@ -288,14 +293,23 @@ def _names(tree: ast.Module) -> dict[str, set[str] | None]:
     return names
 
 
-def missing_symbols(modules: list[str] | None = None) -> list[str]:
-    """Names from ``SYMBOLS`` that the installed verl lacks, each with what is wrong; empty if all are there."""
-    problems, ray_alone = [], before(0, 9) or verl_version() == NEO
+def symbols() -> dict[str, dict[str, tuple[str, ...] | None]]:
+    """What of ``SYMBOLS`` is used with the installed verl."""
     unused = {name for release, names in SINCE.items() if before(*release) for name in names}
     unused |= {SHARD} if verl_version() == NEO else set()
     unused |= {name for release, names in UNTIL.items() if not before(*release) for name in names}
-    for module, wanted in SYMBOLS.items():
-        if (modules is not None and module not in modules) or (ray_alone and module.startswith(V1_MODULES)):
+    return {
+        module: {name: parameters for name, parameters in wanted.items() if f"{module}.{name}" not in unused}
+        for module, wanted in SYMBOLS.items()
+        if has_v1() or not module.startswith(V1_MODULES)
+    }
+
+
+def missing_symbols(modules: list[str] | None = None) -> list[str]:
+    """Names from ``symbols`` that the installed verl lacks, each with what is wrong; empty if all are there."""
+    problems = []
+    for module, wanted in symbols().items():
+        if modules is not None and module not in modules:
             continue
         text = source(module)
         if text is None:
@@ -303,8 +317,6 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
             continue
         names = _names(ast.parse(text))
         for name, parameters in wanted.items():
-            if f"{module}.{name}" in unused:
-                continue
             if name not in names:
                 problems.append(f"{module}.{name}")
             elif parameters and names[name] is not None:
