@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the parts of the matrix and writes tests/matrix.json; started by tests/matrix.sh.
 
-``VERSION:STEP,STEP`` runs some steps of a version again, ``VERSION:HOST/STEP`` those of one trainer.
+``VERSION:STEP,STEP`` runs some steps of a version again, ``VERSION:HOST/STEP`` those of one trainer. A folder with a checkout of
+verl stands for its version and commit; ``verl-agent`` for the checkout that VERL_AGENT_HOME names.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
+
+from packaging.version import Version
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "matrix.json"
-sys.path[:0] = [str(HERE / "real"), str(HERE / "engine"), str(HERE / "cpu"), str(ROOT)]
+HOME = Path(os.environ.get("VERL_ENTROPY_MATRIX", ROOT / ".venv-matrix")).absolute()
+"""Of the environments, and of the logs of failed runs."""
+sys.path[:0] = [str(HERE / "real"), str(HERE / "engine"), str(HERE / "cpu")]
 
 OLDER = ("numpy<2", "pandas<3", "pytz", "pyarrow<23", "datasets<5")
 """What verl before 0.9 needs otherwise than 0.9."""
@@ -28,35 +37,42 @@ HOSTS = {
     "0.8.0": ("RayPPOTrainer",),
     "0.9.0": ("V1", "RayPPOTrainer"),
     "0.9.1": ("V1", "RayPPOTrainer"),
+    "verl-agent": ("own",),
 }
+NEO = "0.9.0.dev"
+"""verl's branch neo, which has no queue."""
 PRESETS = "gigpo,aem,seal,epo"
 LIMIT_S = 1500
+
+
+def _before(version: str, *release: int) -> bool:
+    return Version(version.split()[0]).release < release
 
 
 class Wrong(AssertionError):
     """What a step found."""
 
 
-def environment(version: str) -> Path:
-    """The interpreter of this version; made where it is not there."""
-    base = subprocess.run(
-        [sys.executable, "-c", "import verl, sysconfig; print(verl.__version__); print(sysconfig.get_paths()['purelib'])"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    if base[-2] == version:
+def environment(version: str, checkout: Path | None = None) -> Path:
+    """The interpreter of this version, or of a checkout of verl; made where it is not there."""
+    code = "import verl, sys; print(verl.__version__, *(p for p in sys.path if p.endswith('-packages')), sep='\\n')"
+    base = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    if base[0] == version and checkout is None:
         return Path(sys.executable)
-    folder = Path(os.environ.get("VERL_ENTROPY_MATRIX", ROOT / ".venv-matrix")).absolute() / version
+    folder, older = HOME / version.replace(" ", "-"), HOME / "older"
     python = folder / "bin" / "python"
-    if python.exists():
+    if (folder / "complete").exists():
         return python
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-build-isolation"]
+    if _before(version, 0, 9):
+        base.insert(1, str(older))
+        if not older.exists():
+            subprocess.run([*pip, "--target", str(older), *OLDER], check=True, timeout=600)
     site = next((folder / "lib").glob("python*/site-packages"))
-    (site / "zz_base.pth").write_text(f"{base[-1]}\n")
-    wanted = [f"verl=={version}", *(OLDER if version < "0.9" else ())]
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", *wanted], check=True)
-    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", str(ROOT)], check=True)
+    (site / "zz_base.pth").write_text("\n".join(base[1:]) + "\n")
+    subprocess.run([*pip, "--ignore-installed", str(checkout or f"verl=={version}")], check=True, timeout=600)
+    (folder / "complete").touch()
     return python
 
 
@@ -65,11 +81,17 @@ class Matrix:
 
     def __init__(self, version: str, host: str, python: Path, folder: Path):
         self.version, self.host, self.python, self.folder = version, host, python, folder
-        self.old = version < "0.9"
+        self.old = _before(version, 0, 9)
         loading = {"VERL_USE_EXTERNAL_MODULES": "verl_entropy.plugin"} if self.old else {}
-        paths = [str(ROOT), str(HERE / "real"), str(HERE / "cpu")]
+        paths = [os.environ.get("PYTHONPATH", ""), str(HERE / "real"), str(HERE / "cpu")]
         patient = {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
-        self.env = {**os.environ, **loading, **patient, "PYTHONPATH": os.pathsep.join(paths), "VERL_ENTROPY_CHOSEN": ""}
+        self.env = {
+            **os.environ,
+            **loading,
+            **patient,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "VERL_ENTROPY_CHOSEN": "",
+        }
 
     def symbols(self) -> str:
         """Every name that is used is there."""
@@ -95,18 +117,15 @@ class Matrix:
             (self.folder / "tiny").mkdir()
             tiny_llama.save(self.folder / "tiny")
         reference = self._engine(Path(sys.executable), "v1", {**self.env, "VERL_USE_EXTERNAL_MODULES": ""})
-        if self.host == "V1":
-            found = self._engine(self.python, "v1", self.env)
-        else:
-            found = self._engine(self.python, "ray", self.env)
+        found = self._engine(self.python, "v1" if self.host == "V1" else "ray", self.env)
         gap = float((found["advantages"] - reference["advantages"]).abs().max())
-        tolerance = 2e-2 if self.version < "0.8" else 1e-5  # verl 0.7 computes under bf16 autocast whatever the setting
+        tolerance = 2e-2 if _before(self.version, 0, 8) else 1e-5  # verl 0.7 computes under bf16 autocast whatever the setting
         loss = abs(found["loss"] - reference["loss"])
         if found["gradients"].keys() == reference["gradients"].keys():
             grads = max(float((found["gradients"][n] - g).abs().max()) for n, g in reference["gradients"].items())
         else:  # verl 0.7 builds FSDP1 whatever the strategy, whose parameters are flat: the norm of all of them
             grads = abs(found["grad_norm"] / reference["grad_norm"] - 1)
-        small = gap < max(1e-6, tolerance * (self.version < "0.8")) and loss < tolerance and grads < tolerance
+        small = gap < max(1e-6, tolerance * _before(self.version, 0, 8)) and loss < tolerance and grads < tolerance
         text = f"advantages {gap:.0e}, loss {loss:.0e}, gradients {grads:.0e}"
         return _need(small and torch.isfinite(found["advantages"]).all(), text, text)
 
@@ -114,13 +133,14 @@ class Matrix:
         import ranks
         import torch
 
-        out = self.folder / f"numbers-{self.version}-{host}-{python.parents[1].name}"
+        out = self.folder / f"numbers-{host}-{python.parents[1].name}"
         names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         own = {**env, **names, "MASTER_PORT": str(ranks._free_port()), "VERL_PLATFORM": "cpu", "MKL_CBWR": "AUTO,STRICT"}
         command = [str(python), str(HERE / "engine/hosts_rank.py"), str(self.folder / "tiny"), str(out), f"{host}:{PRESETS}"]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT_S)
-        if done.returncode:
-            raise Wrong(done.stderr[-1500:])
+        if not Path(f"{out}.0").exists():  # the reference serves every version
+            done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT_S)
+            if done.returncode:
+                raise Wrong(done.stderr[-1500:])
         return torch.load(f"{out}.0", map_location="cpu", weights_only=False)[f"{host}:{PRESETS}"]
 
     # ------------------------------------------------------------------ a training of verl's own program
@@ -136,10 +156,10 @@ class Matrix:
             assets.make(self.folder)
         v1 = () if self.old else (f"trainer.use_v1={self.host == 'V1'}",)
         command = runner.command(
-            name, *runs.OURS, *overrides, *v1, *(OLD if self.old else ()), *(OLD_07 if self.version < "0.8" else ())
+            name, *runs.OURS, *overrides, *v1, *(OLD if self.old else ()), *(OLD_07 if _before(self.version, 0, 8) else ())
         )
         command = [str(self.python), *command[1:]]
-        if self.old:  # keys of 0.9
+        if self.old or self.version == NEO:  # which lack some keys of 0.9
             command = [w for w in command if not w.lstrip("+").startswith(NEW_KEYS) or w.startswith("trainer.use_legacy")]
         env = {**runner.environment(name), **self.env, "PYTHONPATH": self.env["PYTHONPATH"]}
         with open(self.folder / f"{name}.log", "w") as log:
@@ -154,7 +174,9 @@ class Matrix:
                 runs.stop(process)
         result = runner.result(name, code)
         if code != 0:
-            raise Wrong(f"exit {code}: {result.log[-2500:]}")
+            HOME.mkdir(exist_ok=True)
+            shutil.copy(self.folder / f"{name}.log", HOME)
+            raise Wrong(f"exit {code}: {result.log[-1500:]}")
         return result.steps, result.log
 
     def trains(self) -> str:
@@ -176,6 +198,43 @@ class Matrix:
         return _need(sorted(steps) == [3] and beta == 2, f"steps {sorted(steps)}, epo's count {beta}", "step 3, histories kept")
 
 
+class VerlAgent:
+    """tests/verl_agent in place of the steps: verl-agent's programs need cards, so its fit is called in the process, without Ray."""
+
+    PARTS: ClassVar = {
+        "symbols": ("test_fingerprints", "checkout_is_the_known_one"),
+        "absent": ("test_launcher",),
+        "numbers": ("neutral", "row_statistics", "test_micro", "test_ranks", "dynamic_batch_size"),
+        "trains": ("train",),
+        "resumes": ("resumes", "is_restored"),
+    }
+    """Words of the tests that make a step."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __getattr__(self, name: str) -> Callable[[], str]:
+        if name not in self.PARTS:
+            raise AttributeError(name)
+        return lambda: self._part(self.PARTS[name])
+
+    @functools.cached_property
+    def found(self) -> list[tuple[str, str]]:
+        """Every test's name, and what became of it."""
+        import xml.etree.ElementTree as xml
+
+        out = self.folder / "verl-agent.xml"
+        command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), f"--junitxml={out}", str(HERE / "verl_agent")]
+        subprocess.run([*command, "-p", "no:cacheprovider"], capture_output=True, timeout=3 * LIMIT_S, cwd=self.folder)
+        cases = xml.parse(out).getroot().iter("testcase")
+        return [(f"{c.get('classname')} {c.get('name')}", c[0].tag if len(c) else "passed") for c in cases]
+
+    def _part(self, words: tuple[str, ...]) -> str:
+        cases = [(name, tag) for name, tag in self.found if any(word in name for word in words)]
+        bad = [f"{name}: {tag}" for name, tag in cases if tag not in ("passed", "system-out", "properties")]
+        return _need(bool(cases) and not bad, "; ".join(bad) or "no test", f"{len(cases)} tests of tests/verl_agent")
+
+
 STEPS = ("symbols", "absent", "numbers", "trains", "resumes")
 NEW_KEYS = ("transfer_queue", "actor_rollout_ref.rollout.full_determinism", "trainer.use_v1")
 OLD = ("trainer.device=cuda",)
@@ -195,40 +254,48 @@ def step(run: Callable[[], str]) -> dict:
         note, ok = run(), True
     except (Wrong, subprocess.TimeoutExpired, KeyError, FileNotFoundError) as error:
         note, ok = " ".join(str(error).split())[-1500:], False
-    return {"ok": ok, "note": note, "seconds": round(time.monotonic() - start)}
+    return {"ok": ok, "note": note, "seconds": round(time.monotonic() - start), "date": datetime.date.today().isoformat()}
 
 
 def _kept() -> dict:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def main(versions: list[str]) -> int:
-    import tempfile
+def _commit(folder: Path) -> str:
+    command = ["git", "-C", str(folder), "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+
+def rows(word: str, folder: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a word of the command line: name, and what has the steps."""
+    if word == "verl-agent":
+        yield "verl-agent 796ed31, own", VerlAgent(folder)
+        return
+    checkout = Path(word).absolute() if word not in HOSTS and Path(word).is_dir() else None
+    version = (checkout / "verl/version/version").read_text().strip() if checkout else word
+    name = f"{version} {_commit(checkout)}" if checkout else version
+    python = environment(name if checkout else version, checkout)
+    for host in HOSTS.get(version, HOSTS["0.9.1"]):
+        yield f"{name}, {host}", Matrix(version, host, python, folder)
+
+
+def main(words: list[str]) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="ve-matrix-") as folder:
-        for word in versions or HOSTS:
-            version, _, some = word.partition(":")
-            python = environment(version)
-            for host in HOSTS[version]:
-                matrix = Matrix(version, host, python, Path(folder))
-                before = _kept().get(f"{version} {host}", {}).get("steps", {}) if some else {}
-                row = {"date": datetime.date.today().isoformat(), "commit": commit, "steps": before}
-                for name in some.split(",") if some else STEPS:
-                    if some and "/" in name and name.split("/")[0] != host:
-                        continue
-                    name = name.rpartition("/")[2]
-                    row["steps"][name] = found = step(getattr(matrix, name))
+        for word in words or HOSTS:
+            target, _, some = word.partition(":")
+            for name, matrix in rows(target, Path(folder)):
+                chosen = [s.rpartition("/") for s in (some.split(",") if some else STEPS)]
+                for wanted in [step for host, _, step in chosen if not host or name.endswith(f", {host}")]:
+                    found = step(getattr(matrix, wanted)) | {"commit": _commit(ROOT)}
                     failed += not found["ok"]
                     print(
-                        f"{version} {host} {name}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}",
+                        f"{name} {wanted}: {'ok' if found['ok'] else 'FAILED'} ({found['seconds']} s) {found['note'][:300]}",
                         flush=True,
                     )
-                kept = {**_kept(), f"{version} {host}": row}  # another call may have written
-                RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+                    kept = _kept()  # another call may have written
+                    kept[name] = {**kept.get(name, {}), wanted: found}
+                    RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     return int(failed > 0)
 
 

@@ -10,5 +10,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv-test/bin/python}
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
-"$python" tests/matrix.py "$@"
+PYTHONPATH=$PWD "$python" tests/matrix.py "$@"
 PYTHONPATH=.:tests "$python" tests/readme.py

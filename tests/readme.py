@@ -424,12 +424,13 @@ def versions_table() -> str:
     """What ran under which verl, from tests/matrix.json; nothing where it was not run."""
     if (kept := _kept(ROOT / "tests/matrix.json")) is None:
         return ""
-    names = list(dict.fromkeys(name for row in kept.values() for name in row["steps"]))
-    lines = [f"| verl, trainer | {' | '.join(names)} | date, commit |", "|---" * (len(names) + 2) + "|"]
+    import matrix
+
+    lines = [f"| verl, trainer | {' | '.join(matrix.STEPS)} | date, commit |", "|---" * (len(matrix.STEPS) + 2) + "|"]
     for name, row in kept.items():
-        cells = [_cell(row["steps"].get(step)) for step in names]
-        version, host = name.split()
-        lines.append(f"| {version}, {host} | {' | '.join(cells)} | {row['date']}, {row['commit']} |")
+        cells = [_cell(row.get(step)) for step in matrix.STEPS]
+        when = dict.fromkeys(f"{step['date']}, {step['commit']}" for step in row.values())
+        lines.append(f"| {name} | {' | '.join(cells)} | {'; '.join(when)} |")
     return "\n".join(lines)
 
 

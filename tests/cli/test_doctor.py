@@ -9,6 +9,7 @@ import pytest
 from verl_entropy import cli
 from verl_entropy.commands import doctor
 from verl_entropy.hosts.install import compat, fingerprint, matrix
+from verl_entropy.hosts.verl_engine import wiring
 from verl_entropy.methods import registry
 
 pytest.importorskip("verl")
@@ -154,6 +155,38 @@ def test_a_foreign_verl_has_a_fix(monkeypatch):
     monkeypatch.setattr(compat, "verl_version", lambda: "0.4.0")
     monkeypatch.setattr(compat, "missing_symbols", lambda modules=None: ["verl.x"])
     assert "Fix: pip install 'verl==0.9.1'" in compat.unsupported_reason()
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "status", "said", "unsaid"),
+    [
+        ("0.7.1", "", "fail", ("use_legacy_worker_impl=disable", "Fix: set VERL_USE_EXTERNAL_MODULES"), "V1"),
+        ("0.8.0", "mine,verl_entropy.plugin", "ok", ("RayPPOTrainer, every method but branching", "is set"), "legacy"),
+        ("0.9.0", "", "ok", ("V1 trainer; RayPPOTrainer with trainer.use_v1=False, without branching",), "MODULES"),
+        (compat.NEO, "", "ok", ("trainer.data_plane=classic", "every method but branching"), "V1"),
+    ],
+)
+def test_the_trainers_of_a_version_and_what_it_needs(monkeypatch, version, modules, status, said, unsaid):
+    monkeypatch.setattr(compat, "verl_version", lambda: version)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", modules)
+    checks = {c.name: c for c in doctor._plugin()}
+    found, names = checks["trainers"], checks["symbols of verl"]
+    assert found.status == status and all(words in found.note for words in said) and unsaid not in found.note
+    assert checks["entry point"].status == ("skip" if compat.before(0, 9) else "ok")
+    every = sum(map(len, compat.SYMBOLS.values()))
+    number = int(names.note.split(" names")[0].rsplit(" ", 1)[1])
+    assert number < every - 40 if not compat.has_v1() else number <= every  # V1's are not asked for
+
+
+def test_verls_main_names_the_merges_of_a_chat_otherwise_and_ours_stand_there(monkeypatch):
+    def merges():
+        return [name for name in compat.symbols()["verl.experimental.agent_loop.agent_loop"] if ".ct_merge" in name]
+
+    assert len(merges()) == 2
+    monkeypatch.setattr(compat, "verl_version", lambda: "0.10.0.dev0")
+    assert merges() == []
+    used = [p for p in wiring.PIECES if p.function.endswith("tokens.wrap") and not compat.before(*p.since)]
+    assert [p for p in used if not p.until or compat.before(*p.until)]
 
 
 def test_where_methods_come_from_and_a_broken_package_of_methods(monkeypatch):

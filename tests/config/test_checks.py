@@ -41,6 +41,8 @@ def test_a_sound_configuration_passes():
     ("path", "value", "says"),
     [
         ("trainer", {"use_legacy_worker_impl": "auto"}, "trainer.use_legacy_worker_impl=disable"),
+        ("trainer", {"data_plane": "neoproto"}, "trainer.data_plane=classic"),
+        ("trainer", {"use_neoproto": True}, "trainer.data_plane=classic"),
         ("actor_rollout_ref.actor.strategy", "megatron", "strategy=fsdp2"),
         ("algorithm.rollout_correction", {"bypass_mode": True}, "bypass_mode=False"),
         ("actor_rollout_ref.rollout.n", 1, "rollout.n=8"),

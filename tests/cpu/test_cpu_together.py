@@ -55,6 +55,31 @@ def test_all_turns_of_an_episode_go_to_one_server_in_every_process():
     assert all(60 < list(found.values()).count(name) < 140 for name in ("hf-0", "hf-1", "hf-2"))
 
 
+@pytest.mark.parametrize("given", [("hf-0",), ("hf-0", "episode 1")], ids=["verl 0.9.0", "verl 0.9.1"])
+def test_a_load_balancer_of_verls_hears_of_the_end_of_a_request_as_each_verl_says_it(given):
+    """verl 0.9.0's method takes the server's name alone; handed more, every episode failed there."""
+    heard = []
+
+    class Client:
+        _load_balancer = None
+
+        async def _acquire_server(self, request_id):
+            return "hf-0", None
+
+        def _release_server(self, server_id, *request_id):
+            assert (server_id, *request_id) == given
+            heard.append(server_id)
+
+    class Manager:
+        async def _init_global_load_balancer(self):
+            return None
+
+    module = SimpleNamespace(LLMServerManager=Manager, LLMServerClient=Client)
+    client.patch(module)
+    Client()._release_server(*given)
+    assert heard == ["hf-0"]
+
+
 @pytest.fixture
 def queue():
     """A queue that keeps what is put."""

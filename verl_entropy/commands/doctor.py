@@ -74,7 +74,7 @@ def _checks(with_ray: bool) -> Iterator[Check]:
     plugin = list(_plugin())
     yield from plugin
     if any(c.status == "fail" for c in plugin):
-        yield Check("registries", "skip", "names", "not checked: the plugin cannot work with this verl")
+        yield Check("registries", "skip", "names", "not checked: fix what failed above first")
         return
     yield from _guarded("registries", "names", _registries)
     yield from _guarded("Ray", "worker", lambda: iter((_ray(with_ray),)))
@@ -114,7 +114,7 @@ def _plugin() -> Iterator[Check]:
     if compat.verl_version() is None:
         return
     missing = compat.missing_symbols()
-    number = sum(map(len, compat.SYMBOLS.values()))
+    number = sum(map(len, compat.symbols().values()))
     note = (
         f"missing: {'; '.join(missing)}. Fix: pip install 'verl=={compat.SUPPORTED[-1]}'"
         if missing
@@ -129,6 +129,9 @@ def _plugin() -> Iterator[Check]:
     yield Check("plugin", "warn" if changed else "ok", "source of verl", note)
     yield _host()
     points = [p.name for p in importlib.metadata.entry_points(group="verl.plugins")]
+    if compat.before(0, 9):
+        yield Check("plugin", "skip", "entry point", "this verl reads none")
+        return
     there = "verl_entropy" in points  # without it verl does not load the plugin in any process
     fix = "" if there else ". Fix: pip install --force-reinstall --no-deps verl-entropy"
     yield Check("plugin", "ok" if there else "fail", "entry point", f"verl.plugins: {', '.join(points) or 'none'}{fix}")
@@ -136,16 +139,20 @@ def _plugin() -> Iterator[Check]:
 
 def _host() -> Check:
     """Which of verl's trainers is served, what it takes, and how verl comes to load the plugin."""
-    if not compat.before(0, 9):
-        note = "verl's V1 trainer, and RayPPOTrainer with trainer.use_v1=False; verl loads the plugin by itself"
+    only_v1 = registry.names("rollout")
+    if compat.has_v1():
+        note = f"verl's V1 trainer; RayPPOTrainer with trainer.use_v1=False, without {', '.join(only_v1)}; verl loads the plugin by itself"
         return Check("plugin", "ok", "trainers", note)
     note = "RayPPOTrainer"
     if compat.before(0, 8):
         note += " with trainer.use_legacy_worker_impl=disable and actor_rollout_ref.model.use_remove_padding=True"
+    note += f", every method but {', '.join(only_v1)}"
+    if not compat.before(0, 9):
+        return Check("plugin", "ok", "trainers", f"{note}; trainer.data_plane=classic; verl loads the plugin by itself")
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
     if "verl_entropy.plugin" in modules:
         return Check("plugin", "ok", "trainers", f"{note}; {compat.loading()} is set")
-    note += f"; this verl loads no plugin by itself. Fix: set {compat.loading()} for the driver and every Ray worker"
+    note += f"; this verl loads no plugin by itself. Fix: set {compat.loading()} for the driver, which hands it on to Ray"
     return Check("plugin", "fail", "trainers", note)
 
 

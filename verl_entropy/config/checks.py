@@ -131,6 +131,12 @@ def _check_ray_trainer(raw: Mapping[str, Any]) -> None:
             "actor_rollout_ref.model.use_remove_padding=False: the engine workers of verl 0.7 mask padded rows by the response's length. "
             "Set actor_rollout_ref.model.use_remove_padding=True."
         )
+    plane, neo = lookup(raw, "trainer.data_plane", "classic"), lookup(raw, "trainer.use_neoproto", False)
+    if plane != "classic" or neo:
+        raise ConfigError(
+            f"trainer.data_plane={plane}, trainer.use_neoproto={neo}: this batch of verl's branch neo is references to columns kept "
+            "elsewhere, and verl-entropy reads and writes columns. Set trainer.data_plane=classic and leave use_neoproto out."
+        )
     if lookup(raw, "algorithm.use_pf_ppo", False):
         raise ConfigError(
             "algorithm.use_pf_ppo=True: it draws the rows anew after the advantages, and turns would be lost or doubled. "

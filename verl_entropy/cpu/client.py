@@ -81,9 +81,9 @@ def patch(llm_server: ModuleType) -> None:
         return await acquire(self, request_id, **extra)
 
     @functools.wraps(release)
-    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+    def _release_server(self, *args: Any, **kwargs: Any) -> None:  # verl 0.9.0 gives the server's name alone
         if not isinstance(self._load_balancer, Servers):
-            release(self, server_id, request_id)
+            release(self, *args, **kwargs)
 
     manager._init_global_load_balancer = _init_global_load_balancer
     client._acquire_server, client._release_server = _acquire_server, _release_server

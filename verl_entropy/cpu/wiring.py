@@ -50,10 +50,11 @@ def install() -> None:
     """Register the platform now and the rest after the import of its module."""
     if compat.before(0, 9):
         hooks.after_import("verl.utils.device", older.patch, older.NAMES)
-        hooks.after_import("verl.utils.attention_utils", older.patch_attention)
     else:
         from verl_entropy.cpu import platform
 
         platform.register()
+    if compat.before(0, 9, 1):
+        hooks.after_import("verl.utils.attention_utils", older.patch_attention)
     for module, callback in CALLBACKS + (() if compat.before(0, 9) else SINCE_0_9):
         hooks.after_import(module, callback)

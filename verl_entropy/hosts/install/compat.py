@@ -12,7 +12,8 @@ from pathlib import Path
 SUPPORTED = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
 """Versions whose every symbol below was checked. Another one of these series is accepted when no symbol is missing."""
 
-SERIES = ("0.7.", "0.8.", "0.9.")
+SERIES = ("0.7.", "0.8.", "0.9.", "0.10.0.dev")
+"""The last one is verl's branch main as it was tried (hosts/README.md)."""
 
 # module -> {qualified name: parameters that must be there (None: any)}
 SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
@@ -189,12 +190,15 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
 }
 
 _LOOPS = "verl.experimental.agent_loop.agent_loop"
+SHARD = "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard"
+NEO = "0.9.0.dev0"
+"""Version of verl's branch neo, which has RayPPOTrainer alone and stems from before 0.9.0."""
 V1_MODULES = ("verl.trainer.ppo.v1.", "transfer_queue")
 """Modules of verl's V1 trainer, which begins with 0.9."""
 SINCE: dict[tuple[int, ...], tuple[str, ...]] = {
     (0, 9): (
         "verl.workers.engine.base.EngineRegistry.register",
-        "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.get_per_tensor_param_shard",
+        SHARD,
         "verl.workers.utils.padding.response_from_nested",
     ),
     (0, 9, 1): tuple(
@@ -203,6 +207,8 @@ SINCE: dict[tuple[int, ...], tuple[str, ...]] = {
     ),
 }
 """What is used from a release on, or has fewer parameters before it."""
+UNTIL: dict[tuple[int, ...], tuple[str, ...]] = {(0, 10): SINCE[0, 9, 1]}
+"""What is used before a release: verl's main names the merges otherwise, and ours stand in their place."""
 
 
 @cache
@@ -218,6 +224,11 @@ def before(*release: int) -> bool:
     """Whether the installed verl is older than this release, as in ``before(0, 9)``."""
     parts = (verl_version() or "").split(".")
     return tuple(int(part) for part in parts[: len(release)] if part.isdigit()) < release
+
+
+def has_v1() -> bool:
+    """Whether the installed verl runs its V1 trainer."""
+    return not before(0, 9) and verl_version() != NEO
 
 
 def loading() -> str:
@@ -282,12 +293,23 @@ def _names(tree: ast.Module) -> dict[str, set[str] | None]:
     return names
 
 
+def symbols() -> dict[str, dict[str, tuple[str, ...] | None]]:
+    """What of ``SYMBOLS`` is used with the installed verl."""
+    unused = {name for release, names in SINCE.items() if before(*release) for name in names}
+    unused |= {SHARD} if verl_version() == NEO else set()
+    unused |= {name for release, names in UNTIL.items() if not before(*release) for name in names}
+    return {
+        module: {name: parameters for name, parameters in wanted.items() if f"{module}.{name}" not in unused}
+        for module, wanted in SYMBOLS.items()
+        if has_v1() or not module.startswith(V1_MODULES)
+    }
+
+
 def missing_symbols(modules: list[str] | None = None) -> list[str]:
-    """Names from ``SYMBOLS`` that the installed verl lacks, each with what is wrong; empty if all are there."""
-    problems, old = [], before(0, 9)
-    later = {name for release, names in SINCE.items() if before(*release) for name in names}
-    for module, wanted in SYMBOLS.items():
-        if (modules is not None and module not in modules) or (old and module.startswith(V1_MODULES)):
+    """Names from ``symbols`` that the installed verl lacks, each with what is wrong; empty if all are there."""
+    problems = []
+    for module, wanted in symbols().items():
+        if modules is not None and module not in modules:
             continue
         text = source(module)
         if text is None:
@@ -295,8 +317,6 @@ def missing_symbols(modules: list[str] | None = None) -> list[str]:
             continue
         names = _names(ast.parse(text))
         for name, parameters in wanted.items():
-            if f"{module}.{name}" in later:
-                continue
             if name not in names:
                 problems.append(f"{module}.{name}")
             elif parameters and names[name] is not None:
@@ -326,7 +346,7 @@ def unsupported_reason(read: bool = True) -> str | None:
     if version in SUPPORTED and not read:
         return None
     missing = missing_symbols()
-    series = ", ".join(f"{name}x" for name in SERIES)
+    series = ", ".join(f"{name}x" for name in SERIES[:3])
     wanted = f"verl-entropy supports verl {', '.join(SUPPORTED)} and others of {series}. Fix: pip install 'verl=={SUPPORTED[-1]}'"
     if missing:
         return f"verl {version} lacks {'; '.join(missing)}. {wanted}"

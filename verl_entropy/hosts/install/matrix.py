@@ -7,6 +7,8 @@ import importlib.metadata
 import platform
 from dataclasses import dataclass
 
+from verl_entropy.hosts.install import compat
+
 
 @dataclass(frozen=True)
 class Component:
@@ -25,7 +27,7 @@ class Component:
 
 COMPONENTS: tuple[Component, ...] = (
     Component("python", "", ("3.10", "3.11", "3.12"), True),
-    Component("verl", "verl", ("0.7.1", "0.8.0", "0.9.1"), True, "nothing to extend. Fix: pip install 'verl==0.9.1'"),
+    Component("verl", "verl", compat.SUPPORTED, True, "nothing to extend. Fix: pip install 'verl==0.9.1'"),
     Component("torch", "torch", ("2.11.0", "2.13.0"), True, "nothing can train. Fix: install torch for your card"),
     Component("transformers", "transformers", ("5.9.0", "5.10.4"), True, "verl cannot load a model"),
     Component("ray", "ray", ("2.60.0",), True, "verl cannot start its workers"),
@@ -90,7 +92,5 @@ def compare(component: Component, version: str | None) -> Version:
 
 def versions() -> list[Version]:
     """Every component of the matrix that the installed verl uses."""
-    from verl_entropy.hosts.install import compat
-
-    left = {"TransferQueue"} if compat.verl_version() and compat.before(0, 9) else set()
+    left = {"TransferQueue"} if compat.verl_version() and not compat.has_v1() else set()
     return [compare(component, installed(component)) for component in COMPONENTS if component.name not in left]

@@ -58,6 +58,7 @@ PIECES = (
     # head and log-prob pass; on the CPU backend the engines themselves
     Piece("verl.workers.engine.fsdp.transformer_impl", "hosts.verl_engine.engine.register", (METHODS, CPU)),
     Piece(_LOOPS, "hosts.verl_ray.tokens.wrap", (METHODS, AGENT_LOOPS), until=(0, 9, 1)),
+    Piece(_LOOPS, "hosts.verl_ray.tokens.wrap", (METHODS, AGENT_LOOPS), since=(0, 10)),
     Piece(_LOOPS, "agent.register", (METHODS, AGENT_LOOPS)),
     Piece("verl.protocol", "hosts.verl_ray.loops.wrap_union", (METHODS, AGENT_LOOPS)),
     Piece(_LOOPS, "hosts.verl_ray.loops.wrap", (METHODS, AGENT_LOOPS)),
