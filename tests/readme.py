@@ -438,15 +438,15 @@ def _cell(step: dict | None) -> str:
 
 def needs_table() -> str:
     """What the methods need of a training engine, and which engines of verl give it."""
-    from verl_entropy.config import checks
+    from verl_entropy.config import engines
 
     users: dict[str, list[str]] = {}
     for method in registry.methods():
-        users.setdefault(checks.engine_need(method, method.settings()) or "nothing", []).append(method.name)
+        users.setdefault(engines.engine_need(method) or "nothing", []).append(method.name)
     lines = ["| methods | need of the training engine | with |", "|---|---|---|"]
     for need, names in sorted(users.items(), key=lambda item: item[0] != "nothing"):
-        engines = "every engine and sampler that verl's trainer runs" if need == "nothing" else ", ".join(checks.ENGINES)
-        lines.append(f"| {', '.join(sorted(set(names)))} | {need} | {engines} |")
+        found = "every engine and sampler that verl's trainer runs" if need == "nothing" else ", ".join(engines.offering(need))
+        lines.append(f"| {', '.join(sorted(set(names)))} | {engines.NEEDS.get(need, need)} | {found} |")
     return "\n".join(lines)
 
 
