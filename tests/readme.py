@@ -440,13 +440,13 @@ def needs_table() -> str:
     """What the methods need of a training engine, and which engines of verl give it."""
     from verl_entropy.config import engines
 
-    users: dict[str, list[str]] = {}
+    users: dict[tuple[str, str], list[str]] = {}
     for method in registry.methods():
-        users.setdefault(engines.engine_need(method) or "nothing", []).append(method.name)
+        need = engines.engine_need(method)
+        users.setdefault((engines.NEEDS[need] if need else "nothing", engines.where(method)), []).append(method.name)
     lines = ["| methods | need of the training engine | with |", "|---|---|---|"]
-    for need, names in sorted(users.items(), key=lambda item: item[0] != "nothing"):
-        found = "every engine and sampler that verl's trainer runs" if need == "nothing" else ", ".join(engines.offering(need))
-        lines.append(f"| {', '.join(sorted(set(names)))} | {engines.NEEDS.get(need, need)} | {found} |")
+    for (need, found), names in sorted(users.items(), key=lambda item: item[0][0] != "nothing"):
+        lines.append(f"| {', '.join(sorted(set(names)))} | {need} | {found} |")
     return "\n".join(lines)
 
 

@@ -111,15 +111,15 @@ def test_a_foreign_engine_is_refused(monkeypatch):
     checks.check(plan.read(raw), raw)
 
 
-def test_a_foreign_engine_is_refused_where_a_transform_drops_tokens(monkeypatch):
-    """The actor's own mask is put in place by our engine; another would train the dropped tokens without a word."""
+def test_a_foreign_engine_is_refused_where_a_transform_reads_the_logits(monkeypatch):
+    """The actor's own mask is put in place before any engine's update."""
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "other")
     raw = copy.deepcopy(BASE)
-    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"log_probs": "verl", "transforms": ["ea"]}}
+    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"log_probs": "verl", "transforms": ["clip_b"]}}
     raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"}, "seal": None}
     checks.check(plan.read(raw), raw)
-    raw["algorithm"]["entropy"]["transforms"] = ["clip_b"]
-    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other"):
+    raw["algorithm"]["entropy"] = {"transforms": ["clip_v"]}
+    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other: clip_v needs a log-prob pass"):
         checks.check(plan.read(raw), raw)
 
 

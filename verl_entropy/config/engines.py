@@ -46,6 +46,12 @@ def offering(need: str) -> list[str]:
     return [strategy for strategy, offers in ADAPTERS.items() if need in offers]
 
 
+def where(method: Method) -> str:
+    """The engines of verl that give the method what it needs, in words."""
+    need = engine_need(method)
+    return "every engine and sampler that verl's trainer runs" if need is None else ", ".join(offering(need))
+
+
 def adapted(strategy: Any, vendor: str | None) -> bool:
     """Whether the training engine of this strategy is ours; ``vendor``: VERL_ENGINE_VENDOR, if set."""
     return strategy in ADAPTERS and (not vendor or vendor in VENDORS)
