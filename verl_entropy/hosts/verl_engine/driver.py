@@ -207,7 +207,9 @@ def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
         return notes
     if not arr.rollout.get("calculate_log_probs", False):
         notes.append("note: set actor_rollout_ref.rollout.calculate_log_probs=True for metrics that compare sampler and trainer")
-    if chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
+    if chosen.diagnostics.costly_every and not _adapted(config):
+        notes.append(f"note: no metrics of representations and interference with actor.strategy={arr.actor.strategy}")
+    elif chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
         notes.append("note: no metrics of representations and interference while ulysses_sequence_parallel_size is above 1")
     elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
         notes.append("note: no metrics of interference with actor_rollout_ref.model.use_fused_kernels=True: it keeps no logits")
