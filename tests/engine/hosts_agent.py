@@ -16,6 +16,7 @@ from agent_kit import composed, cpu_device
 cpu_device()
 
 from agent_actor import fit_arguments  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.trainer.ppo import ray_trainer  # noqa: E402
@@ -151,6 +152,7 @@ def main(path: str, out: str, *choices: str) -> None:
         "actor_rollout_ref.actor.grad_clip=1e6",
         f"env.rollout.n={recorded.SESSIONS}",
     )
+    OmegaConf.resolve(base)
     torch.save({choice: scenario(base, choice, path) for choice in choices}, out)
 
 

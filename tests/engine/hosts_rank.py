@@ -140,8 +140,9 @@ def v1_host(config, engine, data, run):
 
 @functools.cache
 def composed(*overrides: str, engine: str = "dp"):
-    """verl's configuration by Hydra, which takes longer than all that is compared."""
+    """verl's configuration by Hydra, resolved: that takes longer than all that is compared."""
     from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
 
     fsdp = [
         "actor_rollout_ref.actor.strategy=fsdp2",
@@ -161,13 +162,12 @@ def composed(*overrides: str, engine: str = "dp"):
         config = compose("ppo_trainer", overrides=[*common, *overrides])
     if config.algorithm.adv_estimator == "gae":  # there is no critic here
         config.algorithm.adv_estimator = "grpo"
+    OmegaConf.resolve(config)
     return config
 
 
 def configured(host: str, choice: str):
     """verl's configuration with the choice, prepared as the driver does."""
-    from omegaconf import OmegaConf
-
     from verl_entropy.hosts.verl_engine import driver
 
     base = composed(engine="megatron") if host == "mcore" else composed()
@@ -176,7 +176,6 @@ def configured(host: str, choice: str):
     if not compat.before(0, 9):
         config.trainer.use_v1 = host != "ray"
     driver.prepare(config)
-    OmegaConf.resolve(config)
     return config
 
 
