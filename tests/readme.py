@@ -442,15 +442,15 @@ def _cell(step: dict | None) -> str:
 
 def needs_table() -> str:
     """What the methods need of a training engine, and which engines of verl give it."""
-    from verl_entropy.config import checks
+    from verl_entropy.config import engines
 
-    users: dict[str, list[str]] = {}
+    users: dict[tuple[str, str], list[str]] = {}
     for method in registry.methods():
-        users.setdefault(checks.engine_need(method, method.settings()) or "nothing", []).append(method.name)
+        need = engines.engine_need(method)
+        users.setdefault((engines.NEEDS[need] if need else "nothing", engines.where(method)), []).append(method.name)
     lines = ["| methods | need of the training engine | with |", "|---|---|---|"]
-    for need, names in sorted(users.items(), key=lambda item: item[0] != "nothing"):
-        engines = "every engine and sampler that verl's trainer runs" if need == "nothing" else ", ".join(checks.ENGINES)
-        lines.append(f"| {', '.join(sorted(set(names)))} | {need} | {engines} |")
+    for (need, found), names in sorted(users.items(), key=lambda item: item[0][0] != "nothing"):
+        lines.append(f"| {', '.join(sorted(set(names)))} | {need} | {found} |")
     return "\n".join(lines)
 
 

@@ -38,6 +38,14 @@ def test_a_sound_run_is_accepted_with_its_plan_and_memory(capsys):
     assert not ray.is_initialized()
 
 
+def test_another_engine_is_composed_and_its_memory_is_not_estimated(capsys):
+    words = ["model_engine=megatron", "steer", "algorithm.adv_estimator=grpo", *SIZES]
+    code, out, _ = run(capsys, *words, *MODEL)
+    assert code == 0 and "verl's code for this training engine" in out and "memory: estimated for FSDP alone" in out, out
+    code, _, error = run(capsys, *words, "+actor_rollout_ref.actor.policy_loss.regularizer=epo")
+    assert code == 2 and "actor_rollout_ref.actor.strategy=megatron: epo needs entropy with its gradient" in error
+
+
 def test_a_pass_without_a_size_says_so_behind_its_name(capsys):
     out = run(capsys, "gigpo,aem", ROLLOUTS, *MODEL)[1]
     assert "  old log-probs   size not set (" in out and "  update          size not set (" in out

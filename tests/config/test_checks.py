@@ -63,28 +63,36 @@ def test_refused_with_the_fix(path, value, says):
         checks.check(plan.read(raw), raw)
 
 
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan", "of_mine"])
 @pytest.mark.parametrize(
     ("entropy", "policy_loss", "says"),
     [
         ({"presets": {"gigpo": True, "aem": True, "repo_d": True}}, {}, None),
-        (
-            {"presets": {"gigpo": True}, "transforms": ["aem"], "aem": {"sign_mask": "positive"}},
-            {},
-            "aem needs a mask of the actor's own",
-        ),
+        ({"presets": {"gigpo": True}, "transforms": ["aem"], "aem": {"sign_mask": "positive"}}, {}, None),
+        ({"presets": {"gigpo": True}, "equal_returns": "drop"}, {"loss_mode": "steer", "clip_controller": "adapo"}, None),
         ({"presets": {"gigpo": True}}, {"regularizer": "epo"}, "epo needs entropy with its gradient"),
-        ({"presets": {"gigpo": True}}, {"clip_controller": "adapo"}, "adapo needs counts of the whole mini-batch in the loss"),
+        ({"presets": {"gigpo": True}}, {"regularizer": "siren"}, "siren needs a log-prob pass of verl-entropy's"),
+        ({"presets": {"gigpo": True}, "log_probs": "chunked"}, {}, "algorithm.entropy.log_probs=chunked needs a log-prob pass"),
     ],
 )
-def test_another_engine_trains_what_needs_none_of_ours(entropy, policy_loss, says):
-    """Columns and the entropy of the old-log-prob pass are there with every engine; a refusal names method, need and engine."""
+def test_another_engine_trains_what_needs_no_adapter(engine, entropy, policy_loss, says):
+    """Columns, counts and the entropy of the old-log-prob pass are there with every engine; a refusal names method, need and engine."""
     raw = copy.deepcopy(BASE)
     raw["algorithm"] = {"adv_estimator": "gigpo", "entropy": entropy}
-    raw["actor_rollout_ref"]["actor"] = {"strategy": "megatron", "entropy_coeff": 0.0, "policy_loss": policy_loss}
+    raw["actor_rollout_ref"]["actor"] = {"strategy": engine, "entropy_coeff": 0.0, "policy_loss": policy_loss}
     if says is None:
         checks.check(plan.read(raw), raw)
         return
-    with pytest.raises(ConfigError, match=f"actor_rollout_ref.actor.strategy=megatron: {says}.*with fsdp and fsdp2 only"):
+    with pytest.raises(ConfigError, match=f"actor_rollout_ref.actor.strategy={engine}: {says}.*with fsdp and fsdp2 only"):
+        checks.check(plan.read(raw), raw)
+
+
+def test_counts_over_ranks_that_hold_the_same_rows_are_refused():
+    raw = copy.deepcopy(BASE)
+    raw["actor_rollout_ref"]["actor"] = {"strategy": "megatron", "megatron": {"dynamic_context_parallel": True}}
+    checks.check(plan.read(raw), raw)
+    raw["actor_rollout_ref"]["actor"]["policy_loss"] = {"loss_mode": "steer"}
+    with pytest.raises(ConfigError, match="dynamic_context_parallel=True"):
         checks.check(plan.read(raw), raw)
 
 
@@ -98,19 +106,22 @@ def test_a_group_of_one_is_refused_for_verls_own_group_base():
 
 def test_a_foreign_engine_is_refused(monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "other")
-    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other"):
+    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other: epo needs entropy with its gradient"):
         checks.check(plan.read(BASE), BASE)
+    raw = copy.deepcopy(BASE)
+    raw["actor_rollout_ref"]["actor"] = {"strategy": "fsdp2", "policy_loss": {"loss_mode": "steer"}}
+    checks.check(plan.read(raw), raw)
 
 
-def test_a_foreign_engine_is_refused_where_a_transform_drops_tokens(monkeypatch):
-    """The actor's own mask is put in place by our engine; another would train the dropped tokens without a word."""
+def test_a_foreign_engine_is_refused_where_a_transform_reads_the_logits(monkeypatch):
+    """The actor's own mask is put in place before any engine's update."""
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "other")
     raw = copy.deepcopy(BASE)
-    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"log_probs": "verl", "transforms": ["ea"]}}
+    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"log_probs": "verl", "transforms": ["clip_b"]}}
     raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"}, "seal": None}
     checks.check(plan.read(raw), raw)
-    raw["algorithm"]["entropy"]["transforms"] = ["clip_b"]
-    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other"):
+    raw["algorithm"]["entropy"] = {"transforms": ["clip_v"]}
+    with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR=other: clip_v needs a log-prob pass"):
         checks.check(plan.read(raw), raw)
 
 

@@ -85,6 +85,25 @@ def test_list_of_presets_and_later_overrides(compose):
     assert actor.fsdp_config.head.settings.layers == 3
 
 
+@pytest.mark.parametrize(("engine", "name"), [("megatron", "Mcore"), ("veomni", "VeOmni"), ("torchtitan", "TorchTitan")])
+def test_a_loss_reaches_the_workers_of_another_engine(compose, engine, name):
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers import config as of_verl
+
+    from verl_entropy.hosts.verl_engine import driver
+    from verl_entropy.hosts.verl_engine.configs import OurActor
+
+    more = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True")
+    config = compose(f"model_engine={engine}", "+entropy=[adapo,steer,clip_b]", *more)
+    driver.prepare(config)
+    assert driver.in_workers(config) and driver.run_of(config).plan.diagnostics.costly_every == 0
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert isinstance(actor, OurActor) and isinstance(actor, getattr(of_verl, f"{name}ActorConfig"))
+    found = actor.loss_plan()
+    assert (found.loss.name, found.clip.name, actor.policy_loss.loss_mode) == ("steer", "adapo", "steer")
+    assert type(actor.engine).__name__ == type(getattr(actor, engine)).__name__
+
+
 def test_keys_without_a_preset(compose):
     config = compose(
         "+algorithm.entropy.transforms=[aem]",

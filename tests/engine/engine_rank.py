@@ -64,7 +64,7 @@ def actor_config(strategy: str, ours: dict | None, log_probs: str, loss_agg_mode
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False, attention: str = "sdpa", save=()):
+def build(model: str, actor, forward_only: bool = False, checkpointing: bool = False, attention: str = "sdpa", save=(), clip=1.0):
     import dataclasses
 
     from verl.trainer.config import CheckpointConfig
@@ -86,7 +86,7 @@ def build(model: str, actor, forward_only: bool = False, checkpointing: bool = F
         backend=actor.strategy,
         model_config=model_config,
         engine_config=engine_config,
-        optimizer_config=FSDPOptimizerConfig(lr=1e-2, clip_grad=1.0, total_training_steps=10),
+        optimizer_config=FSDPOptimizerConfig(lr=1e-2, clip_grad=clip, total_training_steps=10),
         checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", *save]),
     )
     torch.manual_seed(0)

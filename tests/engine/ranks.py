@@ -47,7 +47,7 @@ def _wait(processes: list[subprocess.Popen], seconds: float) -> int | None:
         time.sleep(0.1)
 
 
-def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_rank.py") -> list[dict]:
+def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_rank.py", seconds: float = 600) -> list[dict]:
     import torch
 
     need_ranks(world)
@@ -69,7 +69,7 @@ def run_ranks(model: Path, out: Path, names, world: int, script: str = "engine_r
         log = open(f"{out}.log.{rank}", "w")  # noqa: SIM115  (closed with the process)
         processes.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
     try:
-        failed = _wait([p for p, _ in processes], seconds=600)
+        failed = _wait([p for p, _ in processes], seconds)
     finally:
         for p, log in processes:
             p.kill()

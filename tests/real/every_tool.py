@@ -27,4 +27,6 @@ class Loop(BranchingToolAgentLoop):
     async def run(self, sampling_params, priority=0, **kwargs):
         output = await super().run({**sampling_params, "max_tokens": 5}, priority, **kwargs)
         output.reward_score = float(output.response_ids[-1] % 2)
+        turns = output.extra_fields["turns"]  # beside environments, a turn says what theirs say
+        turns[:] = [{**turn, "reward": 0.0, "penalty": 0.0, "valid": True, "anchor": "", "action": ""} for turn in turns]
         return output

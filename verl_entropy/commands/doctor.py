@@ -19,7 +19,7 @@ from typing import Any
 from verl_entropy import __version__
 from verl_entropy.commands import planned
 from verl_entropy.commands.output import MARKS, fill, json_option, print_json
-from verl_entropy.config import checks
+from verl_entropy.config import engines
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.hosts.install import compat, fingerprint, matrix
 from verl_entropy.methods import registry
@@ -204,7 +204,7 @@ def _environment() -> Iterator[Check]:
     if plugins.lower() == "none":
         yield Check("environment", "fail", "plugins", "VERL_USE_EXTERNAL_PLUGINS=none turns every plugin off. Unset it.")
     vendor = os.environ.get("VERL_ENGINE_VENDOR")
-    if vendor and vendor not in checks.ENGINE_VENDORS:
+    if vendor and vendor not in engines.VENDORS:
         yield Check("environment", "fail", "engine", f"VERL_ENGINE_VENDOR={vendor} selects an engine that is not ours. Unset it.")
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES")
     if modules:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_entropy.commands.output import WIDTH, fill, json_option, labelled, print_json
-from verl_entropy.config import presets
+from verl_entropy.config import engines, presets
 from verl_entropy.config import settings as config
 from verl_entropy.config.spelling import did_you_mean
 from verl_entropy.methods import registry
@@ -108,6 +108,7 @@ def describe(a: Method) -> dict[str, Any]:
             for f in a.settings.__dataclass_fields__.values()
         ],
         "needs": [NEEDS[n] for n in NEEDS if n in a.needs],
+        "engines": engines.where(a),
         "state": a.state is not None,
         "origin": a.origin,
         "metrics": {f"verl_entropy/{a.name}/{name}": f"{m.formula} [{m.unit}]" for name, m in a.metrics.items()},
@@ -165,6 +166,7 @@ def _render(d: dict[str, Any]) -> str:
     if d["variants"]:
         lines.append(labelled("variants", ", ".join(d["variants"])))
     lines += [labelled("needs" if i == 0 else "", need) for i, need in enumerate(d["needs"])]
+    lines.append(labelled("engines", d["engines"]))
     if d["state"]:
         lines.append(labelled("state", "kept between steps and saved beside each checkpoint (verl_entropy.json)"))
     lines.append(labelled("with", d["combines"]))

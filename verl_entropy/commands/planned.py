@@ -42,7 +42,7 @@ def render_plan(d: dict[str, Any]) -> str:
         *([_line("rollout", _named(d["rollout"]))] if d["rollout"] else []),
         _line("entropy_coeff", f"{coeff['value']:g} per nat, from {coeff['owner']}: {coeff['note']}"),
         _line("entropy", f"in {entropy['unit']}, of {entropy['of']}, temperature {entropy['temperature']}"),
-        _line("computed by", memory.PATHS[entropy["path"]][0] + _where(entropy)),
+        _line("computed by", _where(entropy)),
     ]
     lines.append(_line("diagnostics", _diagnostics(d["diagnostics"])))
     if d["state"]:
@@ -66,12 +66,15 @@ def _head(choice: dict[str, Any] | None) -> str:
 
 
 def _where(entropy: dict[str, Any]) -> str:
+    if entropy["path"] == memory.OTHER:
+        return "verl's code for this training engine"
+    what = memory.PATHS[entropy["path"]][0]
     if entropy["path"] in memory.WITHOUT_LOGITS:
-        return ""
+        return what
     if entropy["log_probs"] != "auto":
-        return f" (log_probs={entropy['log_probs']})"
+        return f"{what} (log_probs={entropy['log_probs']})"
     found = "missing" if entropy["path"] == "chunked" else "installed"
-    return f" (log_probs=auto: flash-attn is {found} on this machine; the training machine decides)"
+    return f"{what} (log_probs=auto: flash-attn is {found} on this machine; the training machine decides)"
 
 
 def size(number: float) -> str:

@@ -41,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     found = resolved.check(config)
     path = lookup(found.raw, "actor_rollout_ref.model.path")
     model = memory.model_size(path, args.vocab, args.hidden)
-    needed = estimate(found, model) if model else None
+    other = memory.path_of(found.raw, "auto", True) == memory.OTHER
+    needed = estimate(found, model) if model and not other else None
     if args.json:
         print_json({**found.as_dict(), "memory": needed})
     else:
-        print(render(found, needed, path))
+        print(render(found, needed, path, other))
     if found.verl is not None:  # as what we refuse: the run would not start
         print(f"verl-entropy validate: verl would stop the run: {found.verl}", file=sys.stderr)
         return 2
@@ -64,11 +65,13 @@ def estimate(found: Any, model: memory.Size) -> dict[str, Any]:
     return memory.estimate(found.raw, model, plan.entropy.log_probs, has_flash(), chunks, layers, sampled)
 
 
-def render(found: Any, needed: dict[str, Any] | None, path: str | None) -> str:
+def render(found: Any, needed: dict[str, Any] | None, path: str | None, other: bool = False) -> str:
     """Plan, memory, and what there is to say about them."""
     parts = [planned.render_plan(found.as_dict()["plan"])]
     if needed:
         parts.append(planned.render_memory(needed))
+    elif other:
+        parts.append("memory: estimated for FSDP alone")
     else:
         parts.append(fill(f"memory: no config.json in {path} on this machine; give --vocab and --hidden for an estimate"))
     notes = [fill(f"warn  {text}", rest=" " * 6) for text in found.warnings]

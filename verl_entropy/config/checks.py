@@ -9,18 +9,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_entropy.config import engines
 from verl_entropy.config import settings as config
 from verl_entropy.config.plan import Plan
 from verl_entropy.config.settings import ALGORITHM_PATH, ConfigError, lookup
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS_PATH
 from verl_entropy.methods import registry
-from verl_entropy.methods.method import Method
-
-ENGINE_VENDORS = ("nvidia", "amd", "cpu")
-"""Vendor names under which our engine is registered (verl's platforms of device cuda, and our cpu)."""
-
-ENGINES = ("fsdp", "fsdp2")
-"""Values of ``actor.strategy`` whose training engine is ours."""
 
 UNCLIPPED = ("gpg", "sapo", "dro", "kl_cov")
 """Losses of verl that do not read ``clip_ratio_high``."""
@@ -39,38 +33,6 @@ def sequence_parallel(raw: Mapping[str, Any]) -> int:
     actor = lookup(raw, "actor_rollout_ref.actor", {})
     keys = ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
     return max(int(lookup(actor, key, 1) or 1) for key in keys)
-
-
-def uses_engine(plan: Plan) -> bool:
-    """Whether the plan needs our training engine (head, log-prob pass, global counts, a mask of the actor's own)."""
-    # tokens that leave the actor's loss: the engine gives it a mask of its own
-    drops = plan.entropy.equal_returns == "drop" or any(c.method.drops_with(c.settings) for c in plan.choices)
-    return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or plan.entropy.log_probs != "verl")
-
-
-def engine_need(method: Method, settings: Any) -> str | None:
-    """What the method needs, with these settings, of a training engine of ours; None: nothing, any engine of verl will do."""
-    if "hidden" in method.needs or method.kind == "head":
-        return "the model's hidden states"
-    if "grad_entropy" in method.needs:
-        return "entropy with its gradient"
-    if "logits" in method.needs:
-        return "a log-prob pass of verl-entropy's, which reads the logits"
-    if method.kind in ("loss", "clip", "regularizer"):
-        return "counts of the whole mini-batch in the loss"
-    if method.drops_with(settings):
-        return "a mask of the actor's own"
-    return None
-
-
-def engine_needs(plan: Plan) -> list[tuple[str, str]]:
-    """(method or key, what it needs of a training engine of ours) of a plan; empty where any engine of verl will do."""
-    found = [(choice.name, need) for choice in plan.choices if (need := engine_need(choice.method, choice.settings)) is not None]
-    if plan.entropy.equal_returns == "drop":
-        found.append((f"{config.ALGORITHM_PATH}.equal_returns=drop", "a mask of the actor's own"))
-    if plan.entropy.log_probs == "chunked":
-        found.append((f"{config.ALGORITHM_PATH}.log_probs=chunked", "a log-prob pass of verl-entropy's"))
-    return found
 
 
 def _check_presets(plan: Plan) -> None:
@@ -96,23 +58,33 @@ def _check_trainer(plan: Plan, raw: Mapping[str, Any]) -> None:
                 f"algorithm.entropy.rollout={plan.rollout.name}: verl's RayPPOTrainer hands its sessions to the agent loop without a place "
                 "where they can wait for one another. Set trainer.use_v1=True (verl 0.9), or leave it out."
             )
-    strategy = lookup(raw, "actor_rollout_ref.actor.strategy")
-    if strategy not in ENGINES:
-        for name, need in engine_needs(plan):
-            raise ConfigError(
-                f"actor_rollout_ref.actor.strategy={strategy}: {name} needs {need}, and verl-entropy has that with "
-                f"{' and '.join(ENGINES)} only. Set actor_rollout_ref.actor.strategy=fsdp2, or leave {name} out."
-            )
-    vendor = os.environ.get("VERL_ENGINE_VENDOR")
-    if vendor and vendor not in ENGINE_VENDORS and uses_engine(plan):
-        raise ConfigError(
-            f"VERL_ENGINE_VENDOR={vendor}: selects an engine that is not ours, so the chosen settings would do nothing. "
-            f"Unset it, or use one of {', '.join(ENGINE_VENDORS)}."
-        )
+    _check_engine(plan, raw)
     if lookup(raw, "distillation.enabled", False):
         raise ConfigError(
             "distillation.enabled=True: its loss replaces verl's ppo_loss, in which verl-entropy works and shows that it does. "
             "Set distillation.enabled=False, or choose nothing of verl-entropy."
+        )
+
+
+def _check_engine(plan: Plan, raw: Mapping[str, Any]) -> None:
+    """The training engine gives what the chosen methods need of it."""
+    strategy, vendor = lookup(raw, "actor_rollout_ref.actor.strategy"), os.environ.get("VERL_ENGINE_VENDOR")
+    for name, need in engines.engine_needs(plan):
+        says, known = f"{name} needs {engines.NEEDS[need]}", engines.offering(need)
+        if strategy not in known:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.strategy={strategy}: {says}, and verl-entropy has that with {' and '.join(known)} only. "
+                f"Set actor_rollout_ref.actor.strategy={known[-1]}, or leave {name} out."
+            )
+        if not engines.adapted(strategy, vendor):
+            raise ConfigError(
+                f"VERL_ENGINE_VENDOR={vendor}: {says}, and that vendor's engine is not ours. Unset it, use one of "
+                f"{', '.join(engines.VENDORS)}, or leave {name} out."
+            )
+    if lookup(raw, "actor_rollout_ref.actor.megatron.dynamic_context_parallel", False) and engines.loss_side(plan):
+        raise ConfigError(
+            "actor_rollout_ref.actor.megatron.dynamic_context_parallel=True: every rank then holds the whole mini-batch, so that counts "
+            "over the ranks would take each row several times. Set it to False."
         )
 
 

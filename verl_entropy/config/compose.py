@@ -217,7 +217,7 @@ def compose(words: Sequence[str], recipe: str | None = None, *, folders: Sequenc
     # Interpolations stay as they are: a wrong value is named at the key that was set, not at its copies.
     if name == CONFIG:  # the SFT trainer takes words where its defaults are numbers (save_freq=after_each_epoch)
         values: Any = OmegaConf.to_container(config)
-        _check_types(values, _defaults(), "")
+        _check_types(values, _defaults(values.get("model_engine", "dp")), "")
     return config
 
 
@@ -280,14 +280,14 @@ def _hint(message: str) -> str:
 
 
 @functools.cache
-def _defaults() -> dict[str, Any]:
-    """verl's configuration without overrides; interpolations are strings."""
+def _defaults(engine: str = "dp") -> dict[str, Any]:
+    """verl's configuration without overrides, for this ``model_engine``; interpolations are strings."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
     with initialize_config_dir(str(verl_folder()), version_base=None):
-        usual: Any = OmegaConf.to_container(hydra_compose(CONFIG))
+        usual: Any = OmegaConf.to_container(hydra_compose(CONFIG, overrides=[f"model_engine={engine}"]))
     return usual
 
 

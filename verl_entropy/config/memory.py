@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_entropy.config import engines
 from verl_entropy.config.checks import sequence_parallel
 from verl_entropy.config.settings import lookup
 
@@ -188,6 +189,10 @@ def model_size(path: str | None, vocab: int | None, hidden: int | None) -> Size 
     return Size(vocab, hidden, str(file) if found else "--vocab and --hidden")
 
 
+OTHER = "other"
+"""Path of another training engine, whose memory is not estimated."""
+
+
 def param_dtype(raw: Mapping[str, Any]) -> str:
     """dtype of the actor's computation, and so of its logits (verl's default: bf16)."""
     named = str(lookup(raw, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "bf16"))
@@ -195,7 +200,9 @@ def param_dtype(raw: Mapping[str, Any]) -> str:
 
 
 def path_of(raw: Mapping[str, Any], log_probs: str, has_flash: bool) -> str:
-    """Which path computes entropy and log-probs under a resolved configuration."""
+    """Which path computes entropy and log-probs under a resolved configuration; ``OTHER`` where the engine is neither FSDP nor ours."""
+    if lookup(raw, "actor_rollout_ref.actor.strategy", "fsdp") not in engines.ADAPTERS:
+        return OTHER
     if lookup(raw, "actor_rollout_ref.model.use_fused_kernels", False):  # gives no logits, so our pass stands back
         backend = lookup(raw, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "torch")
         return "fused_triton" if backend == "triton" else "fused_torch"

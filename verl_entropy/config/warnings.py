@@ -46,7 +46,7 @@ def _memory(plan: Plan, raw: Mapping[str, Any], has_flash: bool) -> Iterator[str
             f"entropy with gradient on verl's eager path keeps 8 bytes per token and word of the vocabulary{chunks}. "
             f"Set +algorithm.entropy.log_probs=chunked, or {fsdp}.use_torch_compile=True with use_remove_padding=True."
         )
-    if path not in ("chunked", *memory.WITHOUT_LOGITS) and not has_flash:
+    if path not in ("chunked", memory.OTHER, *memory.WITHOUT_LOGITS) and not has_flash:
         yield (
             "algorithm.entropy.log_probs=verl without flash-attn: verl computes log-probs in a Python loop over tokens. "
             "Set algorithm.entropy.log_probs=auto."

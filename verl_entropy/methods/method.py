@@ -161,7 +161,7 @@ class Method:
     batch: Callable[[AdvantageContext, Any], dict[str, Any]] | None = None
     """Statistics over the whole batch, taken after the advantages; joined to ``ctx.info[<method>]``."""
     drops: bool = False
-    """A transform, or a rollout's ``share``: may drop tokens from the policy's loss, for which the actor needs this package's engine."""
+    """A transform, or a rollout's ``share``: may drop tokens from the policy's loss."""
     keeps_with: tuple[str, Any] | None = None
     """(setting, value) with which it drops none all the same."""
     origin: str = "verl-entropy"

@@ -108,6 +108,8 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "response_from_nested": ("tensor", "response_mask"),
     },
     "verl.workers.engine.base": {
+        "BaseEngine.get_data_parallel_group": ("self",),
+        "BaseEngine.train_batch": ("self", "data", "loss_function"),
         "EngineRegistry": None,
         "EngineRegistry._engines": None,
         "EngineRegistry.register": ("model_type", "backend", "device", "vendor"),
@@ -129,7 +131,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "FSDPEngineWithLMHead.prepare_model_outputs": ("self", "output", "output_args", "micro_batch"),
     },
     "verl.workers.config.actor": {
-        **dict.fromkeys(("PolicyLossConfig", "FSDPActorConfig", "ActorConfig.policy_loss", "FSDPActorConfig.strategy"))
+        **dict.fromkeys(("PolicyLossConfig", "ActorConfig", "ActorConfig.policy_loss", "ActorConfig.strategy"))
     },
     "verl.workers.config.engine": {"FSDPEngineConfig": None},
     "verl.experimental.agent_loop.agent_loop": {

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossConfig
+from verl.workers import config as of_verl
+from verl.workers.config import ActorConfig, FSDPEngineConfig, PolicyLossConfig
 
-from verl_entropy.config import plan
+from verl_entropy.config import engines, plan
 from verl_entropy.config import settings as config
 from verl_entropy.hosts.install import activate, compat, hooks
 from verl_entropy.methods import registry
@@ -68,8 +69,9 @@ def _choice(kind: str, entry: Any) -> plan.Choice:
 
 
 @dataclass
-class EntropyFSDPActorConfig(FSDPActorConfig):
-    """FSDPActorConfig plus the head; built in a training worker, it refuses to go on without our seams."""
+class OurActor:
+    """Mixed into the actor configuration of an engine of verl: the head; built in a training worker, it refuses to go on without our
+    seams."""
 
     seal: Any = None
     head: Any = None
@@ -94,6 +96,16 @@ class EntropyFSDPActorConfig(FSDPActorConfig):
         return plan.read({"actor_rollout_ref": {"actor": {"policy_loss": _drop_none(section), **_drop_none(head)}}})
 
 
+_ACTORS = {f"Entropy{name}": cls for name, cls in vars(of_verl).items() if isinstance(cls, type) and issubclass(cls, ActorConfig)}
+for (
+    _name,
+    _cls,
+) in _ACTORS.items():  # FSDPActorConfig, McoreActorConfig and what else this verl has: the names that ``driver`` writes
+    globals()[_name] = dataclass(
+        type(_name, (OurActor, _cls), {"__module__": __name__, "__doc__": f"{_cls.__name__} with ours."})
+    )
+
+
 def _drop_none(section: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in section.items() if v is not None}
 
@@ -110,7 +122,7 @@ def check_trainer(actor: DictConfig) -> None:
     The driver puts our actor configuration in the place of verl's, and the trainer writes ``trainer_active`` into it.
     """
     told = os.environ.get(hooks.CHOSEN, "").split(",")
-    if actor.get("_target_") != f"{__name__}.{EntropyFSDPActorConfig.__name__}":
+    if not str(actor.get("_target_")).startswith(f"{__name__}.Entropy"):
         if activate.METHODS in told and activate.CHECKED not in told and not compat.before(0, 9):
             raise RuntimeError(
                 "verl-entropy: this run's configuration chooses something of verl-entropy, but its program never called "
@@ -138,6 +150,8 @@ def _check_worker(workers, strategy: str) -> None:
             f"do nothing. {_environment()} Fix: set {compat.loading()} for every Ray worker, install verl-entropy on "
             "every node, and let verl start Ray, which hands the driver's variables on."
         )
+    if not engines.adapted(strategy, os.environ.get("VERL_ENGINE_VENDOR")):
+        return
     engine = EngineRegistry.get_engine_cls("language_model", strategy)
     if not issubclass(engine, EntropyEngineMixin):
         raise RuntimeError(

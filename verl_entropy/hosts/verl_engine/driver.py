@@ -8,12 +8,13 @@ import functools
 import importlib.util
 import json
 import os
+import re
 from types import ModuleType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_entropy.config import checks, plan, presets, startup
+from verl_entropy.config import checks, engines, plan, presets, startup
 from verl_entropy.config import warnings as risks
 from verl_entropy.config.settings import ConfigError
 from verl_entropy.config.spelling import check_spelling
@@ -21,19 +22,18 @@ from verl_entropy.hosts.install import absent, activate, compat, hooks, patched,
 from verl_entropy.log import say
 from verl_entropy.methods import registry
 
-ACTOR = "verl_entropy.hosts.verl_engine.configs.EntropyFSDPActorConfig"
-POLICY_LOSS = "verl_entropy.hosts.verl_engine.configs.EntropyPolicyLossConfig"
-ENGINE = "verl_entropy.hosts.verl_engine.configs.EntropyFSDPEngineConfig"
-_STOCK = {
-    ACTOR: ("verl.workers.config.FSDPActorConfig", "verl.workers.config.actor.FSDPActorConfig"),
-    POLICY_LOSS: ("verl.workers.config.PolicyLossConfig", "verl.workers.config.actor.PolicyLossConfig"),
-    ENGINE: ("verl.workers.config.FSDPEngineConfig", "verl.workers.config.engine.FSDPEngineConfig"),
-}
+CONFIGS = "verl_entropy.hosts.verl_engine.configs"
+_OF_VERL = re.compile(r"verl\.workers\.config\.(?:\w+\.)?(\w+Config)")
 
 
 def in_workers(config: DictConfig) -> bool:
-    """Whether the training workers of this prepared configuration have our engine and loss."""
-    return config.actor_rollout_ref.actor.get("_target_") == ACTOR
+    """Whether the training workers of this prepared configuration have our loss."""
+    return str(config.actor_rollout_ref.actor.get("_target_")).startswith(f"{CONFIGS}.Entropy")
+
+
+def _adapted(config: DictConfig) -> bool:
+    """Whether their engine is ours."""
+    return engines.adapted(config.actor_rollout_ref.actor.strategy, os.environ.get("VERL_ENGINE_VENDOR"))
 
 
 def run_of(config: DictConfig) -> Any:
@@ -41,7 +41,7 @@ def run_of(config: DictConfig) -> Any:
     from verl_entropy.hosts.common import state
 
     chosen = read_plan(config)
-    if not in_workers(config):
+    if not _adapted(config):
         chosen = dataclasses.replace(chosen, diagnostics=dataclasses.replace(chosen.diagnostics, costly_every=0))
     return state.Run(chosen)
 
@@ -60,16 +60,17 @@ def plain(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _retarget(node: DictConfig, target: str, path: str) -> None:
-    current = node.get("_target_")
-    if current == target:
+def _retarget(node: DictConfig, path: str) -> None:
+    """Our class in the place of verl's: of the same name, with ``Entropy`` before it."""
+    current = str(node.get("_target_", ""))
+    if current.startswith(f"{CONFIGS}."):
         return
-    if current is not None and current not in _STOCK[target]:
+    if (match := _OF_VERL.fullmatch(current)) is None:
         raise ConfigError(
-            f"{path}._target_={current}: verl-entropy's settings need {target}. Make your class a subclass of it and set "
-            f"{path}._target_ to your class only when no entropy setting is chosen, or remove {path}._target_."
+            f"{path}._target_={current}: verl-entropy's settings need a class of verl there, such as verl.workers.config.FSDPActorConfig. "
+            f"Set your own class only when no entropy setting is chosen, or remove {path}._target_."
         )
-    node["_target_"] = target
+    node["_target_"] = f"{CONFIGS}.Entropy{match[1]}"
 
 
 def check_names(chosen: plan.Plan, external_lib: Any = None) -> None:
@@ -105,34 +106,35 @@ def prepare(config: DictConfig) -> plan.Plan | None:
     check_snapshots(chosen, config)
     arr = config.actor_rollout_ref
     check_names(chosen, arr.model.get("external_lib"))
-    if arr.actor.strategy not in checks.ENGINES:  # the workers are verl's own: nothing is chosen that needs more of them
-        with open_dict(config):
-            config.algorithm.adv_estimator = chosen.base
-            _keep_choice(config, chosen)
-        return chosen
     with open_dict(config):
-        _retarget(arr.actor, ACTOR, "actor_rollout_ref.actor")
-        _retarget(arr.actor.policy_loss, POLICY_LOSS, "actor_rollout_ref.actor.policy_loss")
-        for role in ("actor", "ref"):
-            if role not in arr or "fsdp_config" not in arr[role]:
-                continue
-            _retarget(arr[role].fsdp_config, ENGINE, f"actor_rollout_ref.{role}.fsdp_config")
-            arr[role].fsdp_config.log_probs = "chunked" if "logits" in chosen.needs else chosen.entropy.log_probs
+        _retarget(arr.actor, "actor_rollout_ref.actor")
+        _retarget(arr.actor.policy_loss, "actor_rollout_ref.actor.policy_loss")
         # A transform or a controller given in the place of an estimator or a loss: verl sees the base.
         config.algorithm.adv_estimator = chosen.base
         arr.actor.policy_loss.loss_mode = chosen.loss_mode
         _keep_choice(config, chosen)
         _keep_sections(arr.actor, chosen)
-        readers = [c for c in chosen.choices if c.method.logits is not None]
-        if readers:
-            arr.actor.fsdp_config.logits = [{"kind": c.method.kind, **_told(c)} for c in readers]
-        if chosen.diagnostics.enabled and chosen.diagnostics.costly_every:
-            arr.actor.fsdp_config.sample = True
-        if chosen.head is not None:
-            arr.actor.fsdp_config.head = _told(chosen.head)
-        if "grad_entropy" in chosen.needs:
-            arr.actor.calculate_entropy = True
+        if _adapted(config):
+            _configure_engine(arr, chosen)
     return chosen
+
+
+def _configure_engine(arr: DictConfig, chosen: plan.Plan) -> None:
+    """What our FSDP engine is told."""
+    for role in ("actor", "ref"):
+        if role not in arr or "fsdp_config" not in arr[role]:
+            continue
+        _retarget(arr[role].fsdp_config, f"actor_rollout_ref.{role}.fsdp_config")
+        arr[role].fsdp_config.log_probs = "chunked" if "logits" in chosen.needs else chosen.entropy.log_probs
+    readers = [c for c in chosen.choices if c.method.logits is not None]
+    if readers:
+        arr.actor.fsdp_config.logits = [{"kind": c.method.kind, **_told(c)} for c in readers]
+    if chosen.diagnostics.enabled and chosen.diagnostics.costly_every:
+        arr.actor.fsdp_config.sample = True
+    if chosen.head is not None:
+        arr.actor.fsdp_config.head = _told(chosen.head)
+    if "grad_entropy" in chosen.needs:
+        arr.actor.calculate_entropy = True
 
 
 def check_values(config: DictConfig) -> list[str]:
@@ -205,7 +207,9 @@ def _left_out(chosen: plan.Plan, config: DictConfig) -> list[str]:
         return notes
     if not arr.rollout.get("calculate_log_probs", False):
         notes.append("note: set actor_rollout_ref.rollout.calculate_log_probs=True for metrics that compare sampler and trainer")
-    if chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
+    if chosen.diagnostics.costly_every and not _adapted(config):
+        notes.append(f"note: no metrics of representations and interference with actor.strategy={arr.actor.strategy}")
+    elif chosen.diagnostics.costly_every and checks.sequence_parallel(plain(config)) > 1:
         notes.append("note: no metrics of representations and interference while ulysses_sequence_parallel_size is above 1")
     elif chosen.diagnostics.costly_every and arr.model.get("use_fused_kernels", False):
         notes.append("note: no metrics of interference with actor_rollout_ref.model.use_fused_kernels=True: it keeps no logits")

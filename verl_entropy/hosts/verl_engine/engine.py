@@ -17,29 +17,25 @@ from types import ModuleType
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_id, get_device_name
+from verl.utils.device import get_device_name
 from verl.utils.ulysses import gather_outputs_and_unpad
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_entropy.batch.numerics import log_probs_and_entropy
-from verl_entropy.config import checks
+from verl_entropy.config import engines
 from verl_entropy.diagnostics import sampling
 from verl_entropy.hosts.common import advantage_side
 from verl_entropy.hosts.common.loss_tools import trained_positions, trained_tokens
 from verl_entropy.hosts.common.trainer_keys import (
-    ACTOR_MASKS,
     HEAD_LOGITS,
     HEAD_ROWS,
     HEAD_TOKENS,
-    NUM_ROWS,
     NUM_SAMPLED,
     PREFIX,
     SAMPLE_CODE,
     SAMPLE_LEAD,
     SAMPLED,
-    TOTALS,
-    WHOLE_MASKS,
 )
 from verl_entropy.hosts.install import compat
 from verl_entropy.hosts.verl_engine.configs import EntropyFSDPEngineConfig
@@ -107,7 +103,7 @@ def attach_head(module: torch.nn.Module, head: torch.nn.Module) -> None:
 
 
 class EntropyEngineMixin:
-    """Head, log-prob pass and global counts; mixed into an FSDP language-model engine."""
+    """Head and log-prob pass; mixed into an FSDP language-model engine."""
 
     _collector: sampling.Collector | None = None
     """Of the pass under way, if it samples."""
@@ -301,43 +297,11 @@ class EntropyEngineMixin:
         say(f"{type(self.module).__name__} gives no hidden states: this run has no metrics of representations and interference")
         return True
 
-    # ---- counts -----------------------------------------------------------------------------------------------
-
     def forward_backward_batch(self, data, loss_function, forward_only=False):
-        if self._ours and loss_function is not None:
-            _use_actor_masks(data)
-            rows, totals = self._global_totals(data)
-            tu.assign_non_tensor(data, **{NUM_ROWS: rows, TOTALS: totals})
         number = tu.get_non_tensor_data(data=data, key=NUM_SAMPLED, default=0) if self._ours and forward_only else 0
         if number and loss_function is None and not self.engine_config.forward_only and not self.use_ulysses_sp:
             return self._sampling_pass(data, number)
         return super().forward_backward_batch(data, loss_function, forward_only)
-
-    def _global_totals(self, data) -> tuple[float, dict[str, list[float]]]:
-        """Over the mini-batch and all ranks: rows with a trained token; and of each of our columns the sum, and its rows above 0."""
-        names = [k for k in data.keys() if k.startswith(PREFIX) and isinstance(data[k], torch.Tensor) and data[k].is_nested]
-        numbers = [_rows_above_0(data["loss_mask"])]
-        for name in names:
-            numbers += [data[name].values().double().sum(), _rows_above_0(data[name])]
-        total = torch.stack([x.double() for x in numbers]).to(get_device_id())
-        torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
-        rows, *rest = total.tolist()
-        return rows, {name.removeprefix(PREFIX): rest[2 * i : 2 * i + 2] for i, name in enumerate(names)}
-
-
-def _use_actor_masks(data) -> None:
-    """Put the actor's masks in the place of verl's, which stay beside them; nothing where no transform dropped a token."""
-    for name, own in ACTOR_MASKS.items():
-        if own in data.keys():
-            data[WHOLE_MASKS[name]] = data[name]
-            data[name] = data.pop(own)
-
-
-def _rows_above_0(column: torch.Tensor) -> torch.Tensor:
-    """Number of rows of a nested column that hold a value above 0."""
-    ends = column.offsets().to(column.values().device)
-    running = torch.nn.functional.pad((column.values() > 0).long().cumsum(0), (1, 0))
-    return (running[ends[1:]] > running[ends[:-1]]).sum()
 
 
 def _token_temperature(output_args, input_ids: torch.Tensor) -> torch.Tensor:
@@ -374,4 +338,4 @@ def register(_: ModuleType | None = None) -> None:
         for backend in kinds["backend"]:
             EngineRegistry._engines["language_model"][backend]["cuda"] = EntropyFSDPEngineWithLMHead
         return
-    EngineRegistry.register(**kinds, vendor=[v for v in checks.ENGINE_VENDORS if v != "cpu"])(EntropyFSDPEngineWithLMHead)
+    EngineRegistry.register(**kinds, vendor=[v for v in engines.VENDORS if v != "cpu"])(EntropyFSDPEngineWithLMHead)

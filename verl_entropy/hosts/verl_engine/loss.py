@@ -29,9 +29,9 @@ _READ_BY_VERL = ("response_mask", "old_log_probs", "advantages", "rollout_is_wei
 
 def _plan(config) -> Plan | None:
     """The loss plan of an actor configuration of ours (parsed once), or None for a stock one."""
-    from verl_entropy.hosts.verl_engine.configs import EntropyFSDPActorConfig
+    from verl_entropy.hosts.verl_engine.configs import OurActor
 
-    if not isinstance(config, EntropyFSDPActorConfig):
+    if not isinstance(config, OurActor):
         return None
     kept = _plans.get(id(config))
     if kept is None or kept[0] is not config:

@@ -55,6 +55,8 @@ PIECES = (
     Piece("verl.utils.tracking", "hosts.verl_ray.trainer.wrap_tracking", (METHODS,)),
     # feed losses, add regularizer and head
     Piece("verl.workers.engine_workers", "hosts.verl_engine.loss.wrap", (METHODS,)),
+    # counts over the mini-batch, on any engine
+    Piece("verl.workers.engine.base", "hosts.verl_engine.counts.wrap", (METHODS,)),
     # head and log-prob pass; on the CPU backend the engines themselves
     Piece("verl.workers.engine.fsdp.transformer_impl", "hosts.verl_engine.engine.register", (METHODS, CPU)),
     Piece(_LOOPS, "hosts.verl_ray.tokens.wrap", (METHODS, AGENT_LOOPS), until=(0, 9, 1)),
