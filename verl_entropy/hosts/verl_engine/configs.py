@@ -97,10 +97,8 @@ class OurActor:
 
 
 _ACTORS = {f"Entropy{name}": cls for name, cls in vars(of_verl).items() if isinstance(cls, type) and issubclass(cls, ActorConfig)}
-for (
-    _name,
-    _cls,
-) in _ACTORS.items():  # FSDPActorConfig, McoreActorConfig and what else this verl has: the names that ``driver`` writes
+# FSDPActorConfig, McoreActorConfig and what else this verl has: the names that ``driver`` writes
+for _name, _cls in _ACTORS.items():
     globals()[_name] = dataclass(
         type(_name, (OurActor, _cls), {"__module__": __name__, "__doc__": f"{_cls.__name__} with ours."})
     )
