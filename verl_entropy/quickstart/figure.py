@@ -35,7 +35,7 @@ def draw(steps: dict[int, dict], path: Path, title: str, grpo: dict | None = Non
         if points:
             left.plot(*zip(*points, strict=True), "o-", color=color, label=f"held out, {split}")
     left.set(xlabel="training step", ylabel="success", ylim=(0, 1), title="Success")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="upper left")
     depth = 1 + max((int(k.removeprefix(PREFIX)) for s in trained for k in steps[s] if k.startswith(PREFIX)), default=0)
     grid = np.full((depth, len(trained)), np.nan)
     for column, step in enumerate(trained):
