@@ -27,7 +27,7 @@
     const node = document.createElement(tag);
     for (const [key, value] of Object.entries(attributes)) {
       if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-      else if (key === "class") node.className = value;
+      else if (key === "class") node.className = value || "";
       else if (value !== false && value !== null) node.setAttribute(key, value === true ? "" : value);
     }
     node.append(...children);
