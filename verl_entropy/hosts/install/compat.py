@@ -108,6 +108,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "response_from_nested": ("tensor", "response_mask"),
     },
     "verl.workers.engine.base": {
+        "BaseEngine": None,
         "BaseEngine.get_data_parallel_group": ("self",),
         "BaseEngine.train_batch": ("self", "data", "loss_function"),
         "EngineRegistry": None,
