@@ -92,8 +92,8 @@ setup(
         "cpu": [*VERL_CPU, *REPORT, "tqdm"],
         "vllm": ["verl[vllm]>=0.9.0,<0.10"],  # flash-attn builds only where torch is installed already: a second step
         # older verl, whose trainer is RayPPOTrainer; with the variable VERL_USE_EXTERNAL_MODULES=verl_entropy.plugin
-        "verl08": ["verl>=0.8.0,<0.9"],
-        "verl07": ["verl>=0.7.1,<0.8"],
+        "verl08": ["verl>=0.8.0,<0.9", "pyarrow<23"],  # they need numpy<2, which a later pyarrow refuses at its import alone
+        "verl07": ["verl>=0.7.1,<0.8", "pyarrow<23"],
         "report": REPORT,
         "bench": BENCH,
         **ENVIRONMENTS,

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 
 import pytest
+from packaging.requirements import Requirement
 
 from verl_entropy import cli
 from verl_entropy.commands import doctor
@@ -176,6 +177,14 @@ def test_the_trainers_of_a_version_and_what_it_needs(monkeypatch, version, modul
     every = sum(map(len, compat.SYMBOLS.values()))
     number = int(names.note.split(" names")[0].rsplit(" ", 1)[1])
     assert number < every - 40 if not compat.has_v1() else number <= every  # V1's are not asked for
+
+
+@pytest.mark.parametrize("extra", ["verl07", "verl08"])
+def test_the_extras_of_older_verl_hold_the_pyarrow_that_works_with_its_numpy(extra):
+    """pyarrow names no numpy in its metadata, so that pip would pair one that refuses numpy<2 with verl that needs it."""
+    wanted = [Requirement(text) for text in importlib.metadata.requires("verl-entropy")]
+    found = {r.name: r.specifier for r in wanted if r.marker is not None and r.marker.evaluate({"extra": extra})}
+    assert "0.9.1" not in found["verl"] and "22.0" in found["pyarrow"] and "23.0" not in found["pyarrow"]
 
 
 def test_verls_main_names_the_merges_of_a_chat_otherwise_and_ours_stand_there(monkeypatch):

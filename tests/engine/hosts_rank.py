@@ -33,6 +33,10 @@ class Trainer:
         self.tokenizer, self.use_reference_policy = None, False
         self.use_legacy_worker_impl = "disable"  # of verl 0.7
         self._verl_entropy_run, self._verl_entropy_metrics, self._verl_entropy_outputs = run, {}, {}
+        if compat.verl_version() == compat.NEO:
+            from verl.trainer.ppo.data_plane import build_data_plane
+
+            self.data_plane = build_data_plane(config)
 
 
 class Group:

@@ -20,7 +20,7 @@ def test_two_ranks_are_one(tmp_path):
     command = [sys.executable, str(HERE / "agent_rank.py")]
     arguments = [str(tmp_path / "store"), str(tmp_path / "out")]
     running = [subprocess.Popen([*command, str(rank), *arguments], env=env) for rank in range(2)]
-    assert [process.wait(timeout=200) for process in running] == [0, 0]
+    assert [process.wait(timeout=600) for process in running] == [0, 0]
     one, two = outcome(torch.arange(8)), [torch.load(tmp_path / f"out.{rank}") for rank in range(2)]
     for rank in range(2):
         for name in ("value", "head_gradient", "metric"):
