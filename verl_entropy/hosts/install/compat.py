@@ -46,7 +46,15 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "PPOTrainer.step": ("self", "metrics", "timing_raw"),
         **dict.fromkeys(
             f"PPOTrainer.{name}"
-            for name in ("config", "global_steps", "total_training_steps", "tokenizer", "processor", "use_critic")
+            for name in (
+                "config",
+                "global_steps",
+                "total_training_steps",
+                "tokenizer",
+                "processor",
+                "use_critic",
+                "actor_rollout_wg",
+            )
         ),
     },
     "verl.trainer.ppo.ray_trainer": {
@@ -151,6 +159,7 @@ SYMBOLS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "index_select_tensor_dict": ("batch", "indices"),
         "assign_non_tensor": ("tensor_dict",),
         "assign_non_tensor_stack": ("tensor_dict", "key", "val"),
+        "get": ("tensordict", "key"),
         "get_non_tensor_data": ("data", "key", "default"),
     },
     "verl.utils.seqlen_balancing": {"get_seqlen_balanced_partitions": ("seqlen_list",)},
