@@ -107,7 +107,8 @@ def parser(name: str | None = None) -> argparse.ArgumentParser:
             module = command.load()
             module.add_arguments(sub)
             sub.description = "\n\n".join(textwrap.fill(part, WIDTH) for part in (sub.description or "").split("\n\n"))
-            sub.set_defaults(run=module.run)
+            words = [action.dest for action in sub._actions if action.nargs in ("*", "+") and not action.option_strings]
+            sub.set_defaults(run=module.run, words_go_to=words)
     return root
 
 
@@ -173,6 +174,17 @@ def _say(name: str | None, message: str, as_json: bool) -> int:
     return BAD_INPUT
 
 
+def _parsed(root: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; words that follow an option join the words before it, which argparse by itself refuses."""
+    args, rest = root.parse_known_args(argv)
+    places = vars(args).pop("words_go_to", [])
+    if rest and (not places or any(word.startswith("-") for word in rest)):
+        root.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        setattr(args, places[0], [*(getattr(args, places[0]) or []), *rest])
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -181,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(None, unknown, as_json)
     try:
         try:
-            args = parser(name).parse_args(argv)
+            args = _parsed(parser(name), argv)
         except SystemExit as stop:  # argparse has said it on stderr
             if as_json and stop.code == BAD_INPUT:
                 print(json.dumps({"error": "wrong arguments, see stderr", "command": name, "exit_code": BAD_INPUT}, indent=1))

@@ -51,6 +51,13 @@ def test_a_pass_without_a_size_says_so_behind_its_name(capsys):
     assert "  old log-probs   size not set (" in out and "  update          size not set (" in out
 
 
+def test_words_after_an_option_are_read_too(capsys):
+    code, out, error = run(capsys, "gigpo", "--vocab", "1000", "--hidden", "64", "aem", *SIZES)
+    assert code == 0 and "presets         aem, gigpo" in out and error == ""
+    with pytest.raises(SystemExit):
+        run(capsys, "gigpo", "--vocab", "1000", "--vocabulary", "7")
+
+
 def test_json_has_the_same(capsys):
     code, out, _ = run(capsys, "gigpo,aem", *SIZES, *MODEL, "--json")
     found = json.loads(out)
@@ -213,6 +220,7 @@ REFUSED = [
     (f"{ROLLOUT}.agent.default_agent_loop=stepwise_evn", "Did you mean stepwise_env?"),
     (f"{ROLLOUT}.tensor_model_parallel_size=999", "more than the 8 GPU(s)"),
     (f"{ROLLOUT}.max_model_len=256", "leaves no token"),
+    ("trainer.device=cdua", "Did you mean cuda?"),
     ("trainer.resume_mode=autoo", "Did you mean auto?"),
     ("data.truncation=lft", "Did you mean left?"),
     (f"{ROLLOUT}.name=vlm", "Did you mean vllm?"),

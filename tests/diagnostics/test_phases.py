@@ -193,6 +193,16 @@ def test_coming_back_from_a_dip_of_a_few_steps_is_no_eruption(width, seed):
     assert not {"eruption", "runaway"} & set(names(curve))
 
 
+@pytest.mark.parametrize(("width", "seed"), [(12, 0), (15, 1), (20, 2), (25, 3)])
+def test_coming_back_to_a_plateau_from_a_longer_dip_is_no_eruption(width, seed):
+    """The same way up beyond the plateau is one."""
+    curve = noisy(np.full(160, 0.3), seed)
+    curve[80 : 80 + width] *= 0.55
+    assert not {"eruption", "runaway"} & set(names(curve))
+    curve[80 + width :] *= 1.8
+    assert "eruption" in names(curve)
+
+
 def test_a_rough_start_is_no_runaway():
     curve = noisy(np.full(160, 0.6), 3)
     curve[:10] = [0.12, 0.3, 1.24, 0.58, 0.46, 0.65, 1.01, 1.02, 1.11, 0.57]

@@ -25,6 +25,7 @@ AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env", "t
 """verl's and ours; others come with ``rollout.agent.agent_loop_config_path`` or a module of the user's."""
 # key: (words, whether a module of the user's may bring others)
 _WORDS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "trainer.device": (("cuda", "npu", "xpu", "cpu"), True),
     "trainer.resume_mode": (("auto", "disable", "resume_path"), False),
     "data.truncation": (("error", "left", "right", "middle"), False),
     f"{ARR}.rollout.name": (("vllm", "sglang", "trtllm", "hf"), True),

@@ -16,7 +16,8 @@ and the phase moves by these rules:
     descent     until the level stands above its lowest value within the window, for ``confirm`` steps, by more than
                 log(1 + rise_share), rise_sigmas * noise, wander_sigmas * wander * sqrt(values since the trough / LAG), and
                 ``rise_nats`` in nats. The window is ``window`` steps or ``window_share`` of the run so far, if that is more.
-                What was low for fewer than BOTTOM values has only come back from a dip.
+                What was low for fewer than BOTTOM values has only come back from a dip; so has what is no higher (CLOSE) than the
+                BOTTOM levels before the low stretch, if it had been high for PLATEAU times as long.
     steady      the same, where the level is not lower than a window before
     eruption    until the level stands ``fall_share`` of the rise (and the noise margin) below its highest value, for
                 ``confirm`` steps
@@ -80,6 +81,8 @@ COARSE = 64
 """Levels of the whole run kept on the coarse track; when it is full every second goes."""
 BOTTOM = 10
 """Values that the level must have been nearer to its trough than to where it is now: what came down for less only comes back."""
+PLATEAU, CLOSE = 2, 0.1
+"""How much longer than low the level had been high, and how near (in y) it is to that again, where it only comes back."""
 RUNAWAY_STEADY = 0.8
 """Least share of a slow rise's movement on the coarse track that goes up."""
 FLAT = 0.15
@@ -370,8 +373,7 @@ class PhaseDetector:
         if level - trough <= s.rise_nats or rise <= math.log1p(s.rise_share):
             return False, 0.0
         fresh = max(len(track.levels) - max(self.seen - self._since, 1), 0)
-        low = sum(_log(v) < 0.5 * (_log(level) + _log(trough)) for v in track.levels[fresh:])
-        if low < min(BOTTOM, (len(track.levels) - fresh) // 2):  # back from a dip of a few steps
+        if self._returns([_log(v) for v in track.levels[fresh:]], _log(level), _log(trough), place - fresh):
             return False, 0.0
         first = max(fresh, place - s.noise_window)
         before = track.values[first : place + 1]
@@ -381,6 +383,16 @@ class PhaseDetector:
         wander = ups[int(0.85 * len(ups))] if len(ups) >= LAG else 0.0
         spread = math.sqrt(max((len(track.levels) - 1 - place) / LAG, 1.0))
         return rise > max(s.rise_sigmas * noise, s.wander_sigmas * wander * spread), noise * (trough + LOG_FLOOR)
+
+    def _returns(self, levels: list[float], level: float, trough: float, place: int) -> bool:
+        """Whether a rise from the trough, at this place of the levels, only comes back from a dip."""
+        middle = 0.5 * (level + trough)
+        low = sum(v < middle for v in levels)
+        if low < min(BOTTOM, len(levels) // 2):
+            return True
+        edge = next((i for i in range(place, -1, -1) if levels[i] >= middle), -1) + 1  # where the low stretch began
+        high = next((i for i in range(edge - 1, -1, -1) if levels[i] < middle), -1) + 1
+        return edge - high > PLATEAU * low and sorted(levels[max(high, edge - BOTTOM) : edge])[BOTTOM // 2] >= level - CLOSE
 
     def _descent(self, step: int) -> Event | None:
         track = self._entropy
