@@ -231,6 +231,34 @@ REFUSED = [
     ("trainer.total_epochs=0", "nothing is trained"),
     (f"{ACTOR}.ulysses_sequence_parallel_size=64", "more than the 8 GPU(s)"),
     ("+algorithm.entropy.diagnostics.run_file.folder=/proc/runs", "cannot be written to"),
+    (f"{ROLLOUT}.mode=sync", "Set one of async"),
+    (f"{ROLLOUT}.n=1.5", "whole number"),
+    (f"{ROLLOUT}.agent.num_workers=0", "whole number, at least 1"),
+    (f"{ROLLOUT}.multi_turn.format=hermess", "Did you mean hermes?"),
+    (f"{ROLLOUT}.checkpoint_engine.backend=ncl", "Did you mean nccl?"),
+    (f"{ROLLOUT}.max_num_seqs=0", "at least 1"),
+    (f"{ACTOR}.ppo_micro_batch_size_per_gpu=0", "at least 1"),
+    (f"{ACTOR}.kl_loss_type=foo", "Set one of kl, k1"),
+    (f"{ACTOR}.optim.clip_grad=0", "every gradient zero"),
+    (f"{ACTOR}.optim.min_lr_ratio=2", "from 0 to 1"),
+    (f"{ACTOR}.fsdp_config.model_dtype=fp23", "Did you mean fp32?"),
+    (f"{ACTOR}.fsdp_config.fsdp_size=3", "does not divide the 8 GPU(s)"),
+    (f"{ACTOR}.checkpoint.save_contents=[modle]", "Did you mean model?"),
+    ("actor_rollout_ref.model.lora_rank=-4", "at least 0"),
+    ("actor_rollout_ref.model.path=null", "no model"),
+    ("data.gen_batch_size=0", "at least 1"),
+    ("data.train_max_samples=0", "-1 (all)"),
+    ("data.seed=abc", "whole number"),
+    ("data.train_files=[]", "no data"),
+    ("algorithm.kl_penalty=foo", "Set one of kl, k1"),
+    ("algorithm.kl_ctrl.type=adaptiv", "Did you mean adaptive?"),
+    ("algorithm.filter_groups.enable=True", "what a group is judged by"),
+    ("algorithm.rollout_correction.rollout_is=tokn", "Did you mean token?"),
+    ("trainer.resume_mode=resume_path", "needs the folder global_step_N"),
+    ("trainer.total_epochs=0.5", "whole number"),
+    ("trainer.total_training_steps=abc", "whole number"),
+    ("trainer.v1.trainer_mode=colocated_async", "Did you mean colocate_async?"),
+    ("trainer.v1.sampler.max_off_policy_threshold=0", "at least 1"),
     ("+algorithm.entropy.diagnostics.run_file.folder=/etc/hostname/runs", "is a file"),
 ]
 
@@ -259,6 +287,17 @@ ODD = [
     ([f"{ACTOR}.optim.lr_warmup_steps_ratio=2"], "never gets to optim.lr"),
     ([f"{ACTOR}.ppo_mini_batch_size=100"], "no multiple of"),
     ([f"{ACTOR}.clip_ratio_high=0"], "at 0 none can rise"),
+    ([f"{ROLLOUT}.load_format=dumy"], "Did you mean dummy?"),
+    ([f"{ROLLOUT}.logprobs_mode=raw_logprobs", f"{ROLLOUT}.temperature=0.7"], "processed_logprobs"),
+    ([f"{ROLLOUT}.ignore_eos=True"], "past its end token"),
+    ([f"{ROLLOUT}.val_kwargs.n=4"], "responses to one prompt are alike"),
+    ([f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=64"], "verl stops at the first row that is longer"),
+    ([f"{ACTOR}.grad_clip=0.5"], "verl's engines go by"),
+    ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0"], "does nothing"),
+    (["trainer.critic_warmup=5"], "not trained before that step"),
+    (["reward.reward_manager.name=dappo"], "Did you mean dapo?"),
+    (["reward.custom_reward_function.path=/nowhere.py"], "not on this machine"),
+    (["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_3"], "not on this machine"),
     (["clip_b,clip_v"], "Choose one"),
     (["seal", "actor_rollout_ref.actor.seal.alpha=2000"], "outweighs the policy's loss"),
     (["entrocraft_switch", "+data.env.name=household"], "trajectory scores of +1 or -1"),
@@ -280,6 +319,29 @@ def test_an_odd_value_is_a_warning_of_validate_and_of_the_start(capsys, words, s
     validate_config(compose.compose([*words, *SIZES]), use_reference_policy=False, use_critic=False)
     told = capsys.readouterr()
     assert says in told.out + told.err
+
+
+def test_checkpoints_need_a_folder_that_can_be_written_to(capsys):
+    code, _, err = run(capsys, "gigpo", *SIZES, "trainer.save_freq=5", "trainer.default_local_dir=/proc/checkpoints")
+    assert code == 2 and "trainer.default_local_dir=/proc/checkpoints" in err and "cannot be written to" in err
+    code, _, err = run(capsys, "gigpo", *SIZES, "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=0")
+    assert code == 2 and "lora_alpha=0" in err
+    kl = ["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=0"]
+    code, _, err = run(capsys, "gigpo", *SIZES, *kl)
+    assert code == 2 and "horizon=0" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        (f"{ACTOR}.optim.optimizer=AdamX", "has no such class"),
+        (f"{ACTOR}.optim.optimizer_impl=torch.optm", "torch.optm"),
+        (f"{ROLLOUT}.disaggregation.enabled=True", "disaggregation"),
+    ],
+)
+def test_what_verls_workers_would_stop_at_is_said_before(capsys, word, says):
+    code, out, err = run(capsys, "gigpo", *SIZES, *MODEL, word, f"{ROLLOUT}.name=trtllm")
+    assert code == 2 and says in err, (out, err)
 
 
 def test_a_prompt_beyond_the_models_positions_is_warned_of(capsys, tmp_path):

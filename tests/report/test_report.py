@@ -528,7 +528,7 @@ def test_advice_names_what_exists(runs):
 
 
 PLANTED = {
-    "not finite": ({"verl_entropy__entropy": lambda s: 0.4 if s <= 30 else float("nan")}, {}, "grad_clip", ""),
+    "not finite": ({"verl_entropy__entropy": lambda s: 0.4 if s <= 30 else float("nan")}, {}, "clip_grad", ""),
     "never did anything": ({"verl_entropy__active": 0.0, "verl_entropy__entropy": 0.4}, {}, "doctor", ""),
     "success fell": ({"critic__score__mean": lambda s: 0.7 if s < 30 else 0.2, "verl_entropy__entropy": 0.4}, {}, "lr=", ""),
     "low from the start": ({"verl_entropy__entropy": 0.03}, {}, "repo_r_bidirectional", ""),
@@ -573,7 +573,7 @@ PLANTED = {
     "not finite ": (
         {"actor__grad_norm": lambda s: 1.0 if s < 10 else float("inf"), "verl_entropy__entropy": 0.4},
         {},
-        "grad_clip",
+        "clip_grad",
         "",
     ),
 }

@@ -160,15 +160,23 @@ def test_the_command_serves_until_it_is_stopped(tmp_path, capsys):
     folder = write_run(tmp_path / "run", steps=5, full=False)
     command = [sys.executable, "-m", "verl_entropy.cli", "watch", str(folder), "--port", "0"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background of a shell ignores it, and so would this
     ) as process:
+        timer = threading.Timer(240, process.kill)
+        timer.start()
         address = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline()).group()
         with urllib.request.urlopen(address, timeout=60) as page:
             assert b"Entropy report: run" in page.read()
         assert main(["watch", str(folder), "--port", address.rstrip("/").rsplit(":", 1)[1]]) == 2
         assert "Address already in use. Give another port" in capsys.readouterr().err
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
+        timer.cancel()
     assert process.returncode == 0 and "stopped" in out and err == ""
     assert main(["watch", str(tmp_path / "gone")]) == 2 and main(["watch", str(folder), "--port", "70000"]) == 2
     assert len(RunReader(folder)) == 5

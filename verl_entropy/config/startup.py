@@ -23,58 +23,142 @@ from verl_entropy.methods import registry
 ARR = "actor_rollout_ref"
 AGENT_LOOPS = ("single_turn_agent", "tool_agent", "stepwise_env", "span_env", "tool_agent_branching")
 """verl's and ours; others come with ``rollout.agent.agent_loop_config_path`` or a module of the user's."""
+_PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
+_ESTIMATES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+_KL = (*_ESTIMATES, *(f"{name}+" for name in _ESTIMATES))
+_CHECKPOINT = ("model", "optimizer", "extra", "hf_model")
 # key: (words, whether a module of the user's may bring others)
 _WORDS: dict[str, tuple[tuple[str, ...], bool]] = {
     "trainer.device": (("cuda", "npu", "xpu", "cpu"), True),
     "trainer.resume_mode": (("auto", "disable", "resume_path"), False),
+    "trainer.v1.trainer_mode": (("sync", "colocate_async", "separate_async"), True),
+    "trainer.v1.sampler.max_off_policy_strategy": (("drop", "wait"), True),
     "data.truncation": (("error", "left", "right", "middle"), False),
+    "algorithm.kl_penalty": (_KL, False),
+    "algorithm.kl_ctrl.type": (("fixed", "adaptive"), False),
+    "algorithm.rollout_correction.rollout_is": (("token", "sequence"), False),
     f"{ARR}.rollout.name": (("vllm", "sglang", "trtllm", "hf"), True),
+    f"{ARR}.rollout.mode": (("async",), False),
+    f"{ARR}.rollout.multi_turn.format": (
+        ("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4"),
+        True,
+    ),
+    f"{ARR}.rollout.multi_turn.tool_response_truncate_side": (("left", "right", "middle"), False),
+    f"{ARR}.rollout.checkpoint_engine.backend": (
+        ("naive", "nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded"),
+        True,
+    ),
     f"{ARR}.actor.strategy": (
         ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "mindspeed", "veomni", "torchtitan", "automodel"),
         True,
     ),
+    f"{ARR}.actor.kl_loss_type": (_KL, False),
+    f"{ARR}.actor.fsdp_config.model_dtype": (_PRECISIONS, False),
+    f"{ARR}.actor.checkpoint.save_contents": (_CHECKPOINT, True),
+    f"{ARR}.actor.checkpoint.load_contents": (_CHECKPOINT, True),
     "trainer.logger": (
         *(("console", "file", "wandb", "tensorboard", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "rl_insight"),),
         True,
     ),
 }
 """Of verl 0.9.1."""
+_ENGINE_WORDS: dict[str, tuple[str, ...]] = {
+    f"{ARR}.rollout.load_format": (
+        *(
+            "dummy",
+            "auto",
+            "safetensors",
+            "hf",
+            "pt",
+            "npcache",
+            "gguf",
+            "bitsandbytes",
+            "mistral",
+            "sharded_state",
+            "tensorizer",
+        ),
+        *("runai_streamer", "fastsafetensors", "layered", "remote", "flash_rl"),
+    ),
+    f"{ARR}.rollout.logprobs_mode": ("processed_logprobs", "processed_logits", "raw_logprobs", "raw_logits"),
+}
+"""Words that vLLM and SGLang own and add to: others are a warning."""
+REWARD_MANAGERS = ("naive", "dapo", "gdpo", "rate_limited", "remote", "batch", "prime")
+"""Those that verl 0.7 to 0.9 register."""
 HIGH_LR, LORA_FACTOR = 1e-3, 10
 """Learning rates of RL on language models lie between 1e-7 and 1e-5, ten times that with LoRA; a hundred times more is a slip."""
 HIGH_COEFF = 0.1
 """Of an entropy bonus per nat; the papers use .001 to .01."""
+
+# key: (least, a value to set): whole numbers
+_COUNTS: dict[str, tuple[int, str]] = {
+    "data.train_batch_size": (1, "64"),
+    "data.gen_batch_size": (1, "data.train_batch_size"),
+    "data.max_prompt_length": (1, "2048"),
+    "data.max_response_length": (1, "512"),
+    "data.dataloader_num_workers": (0, "8"),
+    "data.filter_overlong_prompts_workers": (1, "1"),
+    "data.seed": (0, "null"),
+    "reward.num_workers": (0, "8"),
+    "trainer.n_gpus_per_node": (1, "1 (workers a node; on the CPU backend too)"),
+    "trainer.nnodes": (1, "1"),
+    "trainer.total_epochs": (1, "1 (with none, nothing is trained)"),
+    "trainer.total_training_steps": (1, "null, for total_epochs"),
+    "trainer.v1.sampler.max_off_policy_threshold": (1, "1"),
+    f"{ARR}.rollout.n": (1, "8"),
+    f"{ARR}.rollout.seed": (0, "42"),
+    f"{ARR}.rollout.prompt_length": (1, "data.max_prompt_length"),
+    f"{ARR}.rollout.response_length": (1, "512"),
+    f"{ARR}.rollout.max_model_len": (2, "null, for the model's"),
+    f"{ARR}.rollout.max_num_seqs": (1, "256"),
+    f"{ARR}.rollout.max_num_batched_tokens": (1, "8192"),
+    f"{ARR}.rollout.tensor_model_parallel_size": (1, "1"),
+    f"{ARR}.rollout.data_parallel_size": (1, "1"),
+    f"{ARR}.rollout.pipeline_model_parallel_size": (1, "1"),
+    f"{ARR}.rollout.agent.num_workers": (1, "8"),
+    f"{ARR}.rollout.multi_turn.max_parallel_calls": (1, "1"),
+    f"{ARR}.rollout.val_kwargs.n": (1, "1"),
+    f"{ARR}.rollout.log_prob_micro_batch_size_per_gpu": (1, "8"),
+    f"{ARR}.rollout.log_prob_max_token_len_per_gpu": (1, "16384"),
+    f"{ARR}.actor.ppo_epochs": (1, "1"),
+    f"{ARR}.actor.ppo_mini_batch_size": (1, "data.train_batch_size or a part of it"),
+    f"{ARR}.actor.ppo_micro_batch_size_per_gpu": (1, "8"),
+    f"{ARR}.actor.ppo_max_token_len_per_gpu": (1, "16384"),
+    f"{ARR}.actor.ulysses_sequence_parallel_size": (1, "1"),
+    f"{ARR}.model.lora_rank": (0, "0 (no LoRA)"),
+}
 
 # key: (test of a usable value, what is allowed, a value to set)
 _RANGES: tuple[tuple[str, Any, str, str], ...] = (
     (f"{ARR}.rollout.temperature", lambda v: v > 0, "above 0 (log-probs are of logits / temperature: at 0 all are NaN)", "1.0"),
     (f"{ARR}.rollout.top_p", lambda v: 0 < v <= 1, "above 0, at most 1", "1.0"),
     (f"{ARR}.rollout.top_k", lambda v: v >= -1, "-1 (all words), or a number of words", "-1"),
-    (f"{ARR}.rollout.n", lambda v: v >= 1, "at least 1", "8"),
     (f"{ARR}.rollout.val_kwargs.temperature", lambda v: v >= 0, "at least 0", "0"),
     (f"{ARR}.rollout.val_kwargs.top_p", lambda v: 0 < v <= 1, "above 0, at most 1", "1.0"),
-    (f"{ARR}.rollout.val_kwargs.n", lambda v: v >= 1, "at least 1", "1"),
+    (f"{ARR}.rollout.val_kwargs.top_k", lambda v: v >= -1, "-1 (all words), or a number of words", "-1"),
     (f"{ARR}.rollout.gpu_memory_utilization", lambda v: 0 < v <= 1, "above 0, at most 1", "0.5"),
-    (f"{ARR}.rollout.tensor_model_parallel_size", lambda v: v >= 1, "at least 1", "1"),
-    (f"{ARR}.rollout.response_length", lambda v: v >= 1, "at least 1", "512"),
-    (f"{ARR}.rollout.max_model_len", lambda v: v >= 2, "at least 2, or null for the model's", "null"),
     (f"{ARR}.actor.optim.lr", lambda v: v >= 0, "at least 0", "1e-6"),
-    (f"{ARR}.actor.ppo_epochs", lambda v: v >= 1, "at least 1", "1"),
-    (f"{ARR}.actor.ppo_mini_batch_size", lambda v: v >= 1, "at least 1", "data.train_batch_size or a part of it"),
+    (f"{ARR}.actor.optim.min_lr_ratio", lambda v: 0 <= v <= 1, "from 0 to 1", "0.0"),
+    (f"{ARR}.actor.optim.weight_decay", lambda v: v >= 0, "at least 0", "0.01"),
+    (f"{ARR}.actor.optim.clip_grad", lambda v: v > 0, "above 0 (0 makes every gradient zero)", "1.0"),
     (f"{ARR}.actor.grad_clip", lambda v: v > 0, "above 0 (0 makes every gradient zero)", "1.0"),
     (f"{ARR}.actor.clip_ratio", lambda v: v >= 0, "at least 0", "0.2"),
     (f"{ARR}.actor.clip_ratio_low", lambda v: v >= 0, "at least 0", "0.2"),
     (f"{ARR}.actor.clip_ratio_high", lambda v: v >= 0, "at least 0", "0.2"),
     (f"{ARR}.actor.clip_ratio_c", lambda v: v > 1, "above 1 (verl's dual clip stops at the first update otherwise)", "3.0"),
-    (f"{ARR}.actor.optim.weight_decay", lambda v: v >= 0, "at least 0", "0.01"),
-    ("data.train_batch_size", lambda v: v >= 1, "at least 1", "64"),
-    ("data.max_prompt_length", lambda v: v >= 1, "at least 1", "2048"),
-    ("data.max_response_length", lambda v: v >= 1, "at least 1", "512"),
+    (f"{ARR}.actor.fsdp_config.fsdp_size", lambda v: v == -1 or v >= 1, "-1 (all GPUs), or a number of GPUs", "-1"),
+    ("data.train_max_samples", lambda v: v == -1 or v >= 1, "-1 (all), or a number of samples", "-1"),
     ("algorithm.gamma", lambda v: 0 <= v <= 1, "from 0 to 1", "1.0"),
     ("algorithm.lam", lambda v: 0 <= v <= 1, "from 0 to 1", "1.0"),
-    ("trainer.n_gpus_per_node", lambda v: v >= 1, "at least 1 (workers a node; on the CPU backend too)", "1"),
-    ("trainer.nnodes", lambda v: v >= 1, "at least 1", "1"),
-    ("trainer.total_epochs", lambda v: v > 0, "above 0 (nothing is trained otherwise)", "1"),
-    ("trainer.total_training_steps", lambda v: v >= 1, "at least 1, or null for total_epochs", "null"),
+)
+
+
+_FILES = (
+    "data.custom_cls.path",
+    "reward.custom_reward_function.path",
+    "trainer.resume_from_path",
+    f"{ARR}.rollout.agent.agent_loop_config_path",
+    f"{ARR}.rollout.multi_turn.tool_config_path",
+    f"{ARR}.rollout.multi_turn.function_tool_path",
 )
 
 
@@ -95,9 +179,15 @@ def refuse(plan: Plan, raw: Mapping[str, Any]) -> None:
         value = _number(raw, path)
         if value is not None and not (math.isfinite(value) and usable(value)):
             raise ConfigError(f"{path}={value:g}: must be {allowed}. Set {path}={fix}.")
+    for path, (least, fix) in _COUNTS.items():
+        given, value = lookup(raw, path), _number(raw, path)
+        text = isinstance(given, str) and value is None and "?" not in given
+        if text or (value is not None and not (math.isfinite(value) and value == int(value) >= least)):
+            raise ConfigError(f"{path}={given}: must be a whole number, at least {least}. Set {path}={fix}.")
     _refuse_sizes(raw)
     _refuse_words(raw)
-    _refuse_folder(plan)
+    _refuse_combinations(raw)
+    _refuse_folders(plan, raw)
 
 
 def _refuse_sizes(raw: Mapping[str, Any]) -> None:
@@ -108,6 +198,19 @@ def _refuse_sizes(raw: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{key}={parallel:g}: more than the {gpus:g} GPU(s) of trainer.n_gpus_per_node * trainer.nnodes. Set {key}={gpus:g} or less."
             )
+    sampler = [f"{ARR}.rollout.{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model")]
+    sizes = [_number(raw, key) or 1 for key in sampler]
+    if math.prod(sizes) > gpus and lookup(raw, "trainer.v1.trainer_mode") != "separate_async":
+        raise ConfigError(
+            f"{', '.join(f'{key}={size:g}' for key, size in zip(sampler, sizes, strict=True))}: one sampler then takes {math.prod(sizes):g} "
+            f"GPUs, and trainer.n_gpus_per_node * trainer.nnodes is {gpus:g}. Set one of them lower."
+        )
+    shard = _number(raw, f"{ARR}.actor.fsdp_config.fsdp_size") or -1
+    if 0 < shard < gpus and gpus % shard:
+        raise ConfigError(
+            f"{ARR}.actor.fsdp_config.fsdp_size={shard:g}: does not divide the {gpus:g} GPU(s) of trainer.n_gpus_per_node * trainer.nnodes. "
+            "Set it to a divisor, or -1 for all."
+        )
     longest, prompt = _number(raw, f"{ARR}.rollout.max_model_len"), _number(raw, "data.max_prompt_length")
     if longest is not None and prompt is not None and prompt >= longest:
         raise ConfigError(
@@ -132,14 +235,47 @@ def _refuse_words(raw: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{path}={word}: not known.{did_you_mean(str(word), known)} Set one of {', '.join(known)}.")
 
 
-def _refuse_folder(plan: Plan) -> None:
-    """The run file's folder, or the nearest folder above it that exists, must take new files."""
-    folder = plan.diagnostics.run_file.folder if plan.active and plan.diagnostics.enabled else None
-    if not folder or not folder.strip():
+def _refuse_combinations(raw: Mapping[str, Any]) -> None:
+    resume = lookup(raw, "trainer.resume_from_path")
+    if lookup(raw, "trainer.resume_mode") == "resume_path" and not (isinstance(resume, str) and "global_step_" in resume):
+        raise ConfigError(
+            f"trainer.resume_from_path={resume}: trainer.resume_mode=resume_path needs the folder global_step_N of a checkpoint. Give it, or "
+            "set trainer.resume_mode=auto."
+        )
+    if lookup(raw, "algorithm.filter_groups.enable", False) and not lookup(raw, "algorithm.filter_groups.metric"):
+        raise ConfigError(
+            "algorithm.filter_groups.metric=null: with filter_groups.enable=True verl must know what a group is judged by. "
+            "Set algorithm.filter_groups.metric=score, or enable=False."
+        )
+    horizon = _number(raw, "algorithm.kl_ctrl.horizon")
+    if lookup(raw, "algorithm.kl_ctrl.type") == "adaptive" and horizon is not None and horizon <= 0:
+        raise ConfigError(f"algorithm.kl_ctrl.horizon={horizon:g}: must be above 0. Set algorithm.kl_ctrl.horizon=10000.")
+    alpha = _number(raw, f"{ARR}.model.lora_alpha")
+    if (_number(raw, f"{ARR}.model.lora_rank") or 0) > 0 and alpha is not None and alpha <= 0:
+        raise ConfigError(f"{ARR}.model.lora_alpha={alpha:g}: at 0 the adapter does nothing. Set {ARR}.model.lora_alpha=16.")
+    if "model" in lookup(raw, ARR, {}) and not lookup(raw, f"{ARR}.model.path"):
+        raise ConfigError(f"{ARR}.model.path=null: no model. Give a folder or a name on the hub.")
+    for key in ("train_files", "val_files"):
+        if key in lookup(raw, "data", {}) and not lookup(raw, f"data.{key}"):
+            raise ConfigError(
+                f"data.{key}={lookup(raw, f'data.{key}')}: no data. Give a parquet file (`verl-entropy data` makes one)."
+            )
+
+
+def _refuse_folders(plan: Plan, raw: Mapping[str, Any]) -> None:
+    if plan.active and plan.diagnostics.enabled:
+        _refuse_folder(f"{DIAGNOSTICS_PATH}.run_file.folder", plan.diagnostics.run_file.folder)
+    if (_number(raw, "trainer.save_freq") or 0) > 0:
+        _refuse_folder("trainer.default_local_dir", lookup(raw, "trainer.default_local_dir"))
+
+
+def _refuse_folder(name: str, folder: Any) -> None:
+    """A folder, or the nearest folder above it that exists, must take new files."""
+    if not isinstance(folder, str) or not folder.strip() or "://" in folder:
         return
     path = Path(folder).expanduser().absolute()
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    key = f"{DIAGNOSTICS_PATH}.run_file.folder={folder}"
+    key = f"{name}={folder}"
     if not there.is_dir():
         raise ConfigError(f"{key}: {there} is a file. Give another folder.")
     kernel = str(there).startswith(("/proc", "/sys"))  # root may do everything there but make files
@@ -154,6 +290,7 @@ def odd(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     """Values that work and are hardly meant, each with the fix."""
     yield from _odd_lengths(raw)
     yield from _odd_files(raw)
+    yield from _odd_rollout(raw)
     yield from _odd_training(raw)
     yield from _odd_methods(plan, raw)
 
@@ -208,6 +345,16 @@ def _odd_files(raw: Mapping[str, Any]) -> Iterator[str]:
                     f"data.{key}: {file} is not on this machine. Make it (`verl-entropy data`), or mend the path; without it the run "
                     "stops when it reads its data."
                 )
+    for key in _FILES:
+        file = lookup(raw, key)
+        if (
+            isinstance(file, str)
+            and file
+            and "://" not in file
+            and not file.startswith("pkg:")
+            and not Path(file).expanduser().exists()
+        ):
+            yield f"{key}={file}: not on this machine. Mend the path; without it the run stops when it reads that."
     for role in (f"{ARR}.model.path", "critic.model.path"):
         model = lookup(raw, role)
         if role.startswith("critic") and not lookup(raw, "critic.enable", False):
@@ -215,6 +362,44 @@ def _odd_files(raw: Mapping[str, Any]) -> Iterator[str]:
         local = isinstance(model, str) and (model.startswith(("/", "./", "../", "~/")) or model.count("/") > 1)
         if local and "://" not in model and "~/models/" not in model and not Path(model).expanduser().exists():
             yield f"{role}={model}: no such folder on this machine. Mend the path, or give a model's name on the hub."
+
+
+def _odd_rollout(raw: Mapping[str, Any]) -> Iterator[str]:
+    rollout = f"{ARR}.rollout"
+    for path, known in _ENGINE_WORDS.items():
+        word = lookup(raw, path)
+        if isinstance(word, str) and word not in known:
+            yield f"{path}={word}: no word that vLLM or SGLang is known to have.{did_you_mean(word, known)} Known: {', '.join(known)}."
+    manager = lookup(raw, "reward.reward_manager", {})
+    if lookup(manager, "source") == "register" and lookup(manager, "name") not in REWARD_MANAGERS:
+        name = str(lookup(manager, "name"))
+        yield f"reward.reward_manager.name={name}: verl registers none of that name.{did_you_mean(name, REWARD_MANAGERS)}"
+    mode, temperature = lookup(raw, f"{rollout}.logprobs_mode"), _number(raw, f"{rollout}.temperature")
+    if mode in ("raw_logprobs", "raw_logits") and (temperature not in (None, 1.0) or mode == "raw_logits"):
+        yield (
+            f"{rollout}.logprobs_mode={mode}: the sampler's values are then not the log-probs of logits / temperature={temperature:g} that "
+            "the trainer has. Set it to processed_logprobs."
+        )
+    if lookup(raw, f"{rollout}.ignore_eos", False) is True:
+        yield f"{rollout}.ignore_eos=True: every response runs to its full length, past its end token. Set it to False."
+    greedy = not lookup(raw, f"{rollout}.val_kwargs.do_sample", False) or _number(raw, f"{rollout}.val_kwargs.temperature") == 0.0
+    repeats = _number(raw, f"{rollout}.val_kwargs.n") or 1
+    if repeats > 1 and greedy:
+        yield (
+            f"{rollout}.val_kwargs.n={repeats:g}: without sampling the responses to one prompt are alike. Set val_kwargs.do_sample=True and "
+            "val_kwargs.temperature=1.0, or val_kwargs.n=1."
+        )
+    longest = sum(_number(raw, f"data.max_{part}_length") or 0 for part in ("prompt", "response"))
+    for switch, key in (
+        (f"{ARR}.actor.use_dynamic_bsz", f"{ARR}.actor.ppo_max_token_len_per_gpu"),
+        (f"{rollout}.log_prob_use_dynamic_bsz", f"{rollout}.log_prob_max_token_len_per_gpu"),
+    ):
+        most = (_number(raw, key) or math.inf) * (_number(raw, f"{ARR}.actor.ulysses_sequence_parallel_size") or 1)
+        if lookup(raw, switch, False) and most < longest:
+            yield (
+                f"{key}={_number(raw, key):g}: below data.max_prompt_length + data.max_response_length = {longest:g}; verl stops at the first "
+                f"row that is longer. Set it to {longest:g} or more."
+            )
 
 
 def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -240,6 +425,14 @@ def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
         yield f"{actor}.optim.lr={lr:g}: RL of language models uses 1e-7 to 1e-5 (LoRA to 1e-4); the policy will be lost. Set it to 1e-6."
     if lr == 0.0:
         yield f"{actor}.optim.lr=0: nothing is trained. Set it to 1e-6."
+    older, norm = _number(raw, f"{actor}.grad_clip"), _number(raw, f"{actor}.optim.clip_grad")
+    if older is not None and norm is not None and older != norm:
+        yield f"{actor}.grad_clip={older:g}: verl's engines go by {actor}.optim.clip_grad={norm:g}. Set that."
+    if lookup(raw, f"{actor}.use_kl_loss", False) and _number(raw, f"{actor}.kl_loss_coef") == 0.0:
+        yield f"{actor}.kl_loss_coef=0: the reference policy is computed and does nothing. Set {actor}.use_kl_loss=False, or a coefficient."
+    warmup = _number(raw, "trainer.critic_warmup") or 0
+    if warmup > 0 and lookup(raw, "algorithm.adv_estimator") != "gae" and not lookup(raw, "critic.enable"):
+        yield f"trainer.critic_warmup={warmup:g}: there is no critic, and the policy is not trained before that step. Set it to 0."
     usual = _number(raw, f"{actor}.clip_ratio")
     low, high = (_number(raw, f"{actor}.clip_ratio_{side}") for side in ("low", "high"))
     low, high = (usual if low is None else low), (usual if high is None else high)

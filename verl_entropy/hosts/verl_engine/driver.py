@@ -53,7 +53,11 @@ def read_plan(config: DictConfig) -> plan.Plan:
 
 def plain(config: DictConfig) -> dict[str, Any]:
     """The parts that the checks read, as plain containers. Missing values (???) and unset interpolations stay as they are."""
-    parts = {k: config[k] for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation", "data", "critic") if k in config}
+    parts = {
+        k: config[k]
+        for k in ("algorithm", "actor_rollout_ref", "trainer", "distillation", "data", "critic", "reward")
+        if k in config
+    }
     return {
         k: OmegaConf.to_container(v, resolve=True, throw_on_missing=False) if OmegaConf.is_config(v) else v
         for k, v in parts.items()

@@ -80,11 +80,28 @@ def _verl_checks(config: Any) -> tuple[str | None, list[str]]:
         warnings.simplefilter("ignore")  # "Disabled critic": said of every estimator but gae
         try:
             verl_config.validate_config.__wrapped__(config, need_reference_policy(config), need_critic(config))
+            _build(config)
         except Exception as error:  # assertions, ValueError, Hydra's wrapper around either: all of them stop the run
             note = not_here(config, error)
             reason = _cause(error) if note is None else None
     notices = [line for line in printed.getvalue().splitlines() if line.startswith(("NOTICE", "WARNING"))]
     return reason, [*notices, note] if note else notices
+
+
+def _build(config: Any) -> None:
+    """What verl's workers look up minutes after the start: the sampler's dataclass, which checks itself, and the optimizer's class."""
+    import importlib
+
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    rollout = config.actor_rollout_ref.rollout
+    if "_target_" in rollout and not OmegaConf.is_missing(rollout, "name"):  # left to be given, as words on their own often do
+        omega_conf_to_dataclass(rollout)
+    optim = config.actor_rollout_ref.actor.optim
+    name, module = optim.get("optimizer"), optim.get("optimizer_impl")
+    if name and module and "." in module and getattr(importlib.import_module(module), name, None) is None:
+        raise ValueError(f"actor_rollout_ref.actor.optim.optimizer={name}: {module} has no such class")
 
 
 def _cause(error: BaseException) -> str:

@@ -351,7 +351,10 @@ def _non_finite(run: Run) -> Advice | None:
     if worst is None:
         return None
     first, missing, key = worst
-    usual = {"actor_rollout_ref.rollout.temperature": (1.0, 0.3, 1.3), "actor_rollout_ref.actor.grad_clip": (1.0, 1e-3, 1.0)}
+    usual = {
+        "actor_rollout_ref.rollout.temperature": (1.0, 0.3, 1.3),
+        "actor_rollout_ref.actor.optim.clip_grad": (1.0, 1e-3, 1.0),
+    }
     odd = [f"{path}={fix}" for path, (fix, low, high) in usual.items() if not low <= _value(run, path, -1.0) <= high]
     start = not len(run.reader.steps) or first <= run.reader.steps[0]
     return Advice(
