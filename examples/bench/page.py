@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.outcome import COLLAPSED, ENDS, ERUPTED, running
-from bench.plan import BASE, METHODS, QUICKSTART, TUNING_SEEDS, WORLDS
+from bench.plan import BASE, METHODS, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
 FLAGS = ("collapsed", "erupted", "lost_half")
@@ -363,9 +363,10 @@ def baseline(results: Path) -> str:
 
 
 def write_page(results: Path) -> Path:
-    """README.md and one figure for each world and regime, beside ``results``, and the quickstart's baseline; returns the page."""
+    """README.md and one figure for each world and regime, beside ``results``; of the committed results the quickstart's baseline, too."""
     page = results.parent / "README.md"
-    QUICKSTART.write_text(baseline(results), encoding="utf-8")
+    if results.resolve() == RESULTS:
+        QUICKSTART.write_text(baseline(results), encoding="utf-8")
     for (world, regime), cells in load(results).items():
         draw(cells, results.parent / f"{world}-{regime}.png")
     page.write_text(render(results), encoding="utf-8")

@@ -252,7 +252,6 @@ REFUSED = [
     ("data.train_files=[]", "no data"),
     ("algorithm.kl_penalty=foo", "Set one of kl, k1"),
     ("algorithm.kl_ctrl.type=adaptiv", "Did you mean adaptive?"),
-    ("algorithm.filter_groups.enable=True", "what a group is judged by"),
     ("algorithm.rollout_correction.rollout_is=tokn", "Did you mean token?"),
     ("trainer.resume_mode=resume_path", "needs the folder global_step_N"),
     ("trainer.total_epochs=0.5", "whole number"),
@@ -293,7 +292,10 @@ ODD = [
     ([f"{ROLLOUT}.val_kwargs.n=4"], "responses to one prompt are alike"),
     ([f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=64"], "verl stops at the first row that is longer"),
     ([f"{ACTOR}.grad_clip=0.5"], "verl's engines go by"),
-    ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0"], "does nothing"),
+    (
+        [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"],
+        "does nothing",
+    ),
     (["trainer.critic_warmup=5"], "not trained before that step"),
     (["reward.reward_manager.name=dappo"], "Did you mean dapo?"),
     (["reward.custom_reward_function.path=/nowhere.py"], "not on this machine"),
@@ -321,14 +323,20 @@ def test_an_odd_value_is_a_warning_of_validate_and_of_the_start(capsys, words, s
     assert says in told.out + told.err
 
 
-def test_checkpoints_need_a_folder_that_can_be_written_to(capsys):
-    code, _, err = run(capsys, "gigpo", *SIZES, "trainer.save_freq=5", "trainer.default_local_dir=/proc/checkpoints")
-    assert code == 2 and "trainer.default_local_dir=/proc/checkpoints" in err and "cannot be written to" in err
-    code, _, err = run(capsys, "gigpo", *SIZES, "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=0")
-    assert code == 2 and "lora_alpha=0" in err
-    kl = ["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=0"]
-    code, _, err = run(capsys, "gigpo", *SIZES, *kl)
-    assert code == 2 and "horizon=0" in err
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trainer.save_freq=5", "trainer.default_local_dir=/proc/checkpoints"], "/proc/checkpoints: /proc cannot be written to"),
+        (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=0"], "the adapter does nothing"),
+        (["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=0"], "horizon=0: must be above 0"),
+        (["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=null"], "what a group is judged by"),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.data_parallel_size=4"], "one sampler then takes 16"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_values_that_cannot_work_together_are_refused(capsys, words, says):
+    code, out, err = run(capsys, "gigpo", *SIZES, *words)
+    assert code == 2 and says in err and not out, (out, err)
 
 
 @pytest.mark.parametrize(

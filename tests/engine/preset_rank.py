@@ -102,13 +102,16 @@ def advantages(config, engine, data, run):
     from tensordict import TensorDict
     from verl.protocol import DataProto
     from verl.trainer.ppo.v1 import trainer_base
+    from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested, response_to_nested
 
     from verl_entropy.hosts.verl_v1 import trainer
     from verl_entropy.upstream import queue
 
     with engine.eval_mode():
-        output = {k: v.cpu() for k, v in engine.infer_batch(data.clone())["model_output"].items()}
+        asked = data.clone()
+        tu.assign_non_tensor(asked, calculate_entropy=True)
+        output = {k: v.cpu() for k, v in engine.infer_batch(asked)["model_output"].items()}
     mask = data["response_mask"]
     old, entropy = (response_from_nested(output[k], mask) for k in ("log_probs", "entropy"))
     padded = TensorDict({"response_mask": mask, "old_log_probs": old}, batch_size=data.batch_size).to_padded_tensor()

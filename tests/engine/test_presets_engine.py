@@ -48,12 +48,18 @@ def test_one_update(results, spec):
     assert all(math.isfinite(v) for v in [*result["metrics"].values(), *result["driver"].values()])
 
 
+def flat(state: object, path: str = "") -> dict:
+    """The values of nested dicts and lists by their place."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else None
+    return {path: state} if items is None else {k: v for name, part in items for k, v in flat(part, f"{path}/{name}").items()}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(results, name):
     whole, split = results[name], results[f"{name}:24"]
     assert whole["micro_batches"] == 1 and split["micro_batches"] > 3
     assert whole["loss"] == pytest.approx(split["loss"], abs=3e-6)
     assert whole["grad_norm"] == pytest.approx(split["grad_norm"], rel=3e-5)
-    assert whole["state"] == split["state"]
+    assert flat(whole["state"]) == pytest.approx(flat(split["state"]), rel=1e-5, nan_ok=True)
     for key, value in whole["metrics"].items():
         assert value == pytest.approx(split["metrics"][key], abs=3e-6), key

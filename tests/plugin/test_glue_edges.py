@@ -74,6 +74,7 @@ def test_a_step_with_several_batches_of_one_policy_moves_a_controller_once():
             mask_RT=torch.ones(2, 3).bool(),
             metrics={},
             info={},
+            target=None,
         )
         run.advance(ctx)
         return ctx.info
@@ -92,7 +93,7 @@ def test_tokens_without_a_finite_entropy_are_said_and_left_out_of_the_mean(row, 
     state._warn_of_odd_entropy.cache_clear()
     for step in (1, 2):
         mask, entropy = torch.tensor([[True] * 3, [False] * 3]), torch.tensor([row, [math.nan] * 3])
-        ctx = SimpleNamespace(step=step, total_steps=10, entropy_RT=entropy, mask_RT=mask, metrics={}, info={})
+        ctx = SimpleNamespace(step=step, total_steps=10, entropy_RT=entropy, mask_RT=mask, metrics={}, info={}, target=None)
         run.advance(ctx)
         assert ctx.metrics["verl_entropy/entropy_not_finite"] == pytest.approx(share)
         assert ctx.metrics.get("verl_entropy/entropy") == mean == ctx.entropy
@@ -144,7 +145,9 @@ def test_what_rollout_correction_rejects_stays_in_the_denominator(monkeypatch):
     keep[3, 3] = False
     monkeypatch.setattr(advantage_side, "apply_transforms", lambda ctx, advantages: (advantages, keep))
     monkeypatch.setattr(advantage_side, "settle_equal_returns", lambda ctx, advantages: advantages)
-    call = SimpleNamespace(run=SimpleNamespace(advance=lambda ctx: None), ride=SimpleNamespace(), info={}, metrics={})
+    call = SimpleNamespace(
+        run=SimpleNamespace(advance=lambda ctx: None, diagnostics=None), ride=SimpleNamespace(), info={}, metrics={}
+    )
     data = SimpleNamespace(batch={"response_mask": thin.long(), "advantages": torch.zeros(4, 25)})
     ctx = SimpleNamespace(plan=read(), info={}, metrics={}, fields={}, mask_RT=thin, turns=None)
     trainer._advantages(lambda data, *_, **__: data, call, ctx, data, {"response_mask": jagged(*spans.long())}, [], (), {})

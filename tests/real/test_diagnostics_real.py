@@ -126,7 +126,7 @@ def test_the_induced_eruption_is_marked_and_stops_the_run(sessions):
     assert "entropy erupts" in log and f"training ends after step {last} of {LAST}" in log
     assert f"eruption at step {last}" in log
     assert (sessions.second.folder / f"global_step_{last}" / "verl_entropy.json").is_file()
-    _, spans = detect(*map(list, end.series(P + "entropy")), Phases(rise_share=0.1))
+    _, spans = detect(*map(list, end.series(P + "entropy")), Phases(rise_share=0.1), resumes=[FIRST + 1])
     assert [s.phase for s in spans] == ["descent", "eruption"] and FIRST <= spans[1].first <= FIRST + 8
 
 

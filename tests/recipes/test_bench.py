@@ -326,7 +326,7 @@ def test_a_start_whose_port_was_taken_is_tried_again(tmp_path, says, starts):
 
 
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
-    asked = []
+    asked, kept = [], plan.QUICKSTART.read_text(encoding="utf-8")
     monkeypatch.setattr(command, "run_all", lambda missing, args: asked.extend(missing) or 0)
     stored(tmp_path, "none", 0, 0.5, 0.5)
     words = [
@@ -344,6 +344,7 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     assert command.main(words) == 0
     assert [job.name for job in asked] == ["gigpo-seed0", "none-seed1", "gigpo-seed1"]
     assert "4 runs, 1 are there, 3 to train" in capsys.readouterr().out
+    assert plan.QUICKSTART.read_text(encoding="utf-8") == kept, "results of one's own leave the package as it is"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ there with any engine that verl's trainer runs (``hosts/verl_engine/counts.py``)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_entropy.config import settings as config
-from verl_entropy.config.plan import Plan
-from verl_entropy.methods.method import Method
+
+if TYPE_CHECKING:  # the plan brings numpy, which a command that prints text does without
+    from verl_entropy.config.plan import Plan
+    from verl_entropy.methods.method import Method
 
 NEEDS = {
     "hidden": "the model's hidden states",
