@@ -30,6 +30,7 @@ def inputs(folder):
     }
     (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
     (folder / "branching.yaml").write_text(json.dumps(loops))
+    names = (*LOOPS, TOOLS)
     rows = [
         {
             "data_source": name,
@@ -37,10 +38,10 @@ def inputs(folder):
             "prompt": [{"role": "user", "content": "go"}],
             "ability": "agent",
             "reward_model": {"style": "rule", "ground_truth": name},
-            "extra_info": {"index": seed, "seed": seed},
+            "extra_info": {"index": len(names) * seed + place, "seed": seed},  # rows are ordered by it
         }
         for seed in range(4)
-        for name in (*LOOPS, TOOLS)
+        for place, name in enumerate(names)
     ]
     pd.DataFrame(rows).to_parquet(folder / "branching.parquet")
     return (
