@@ -204,6 +204,32 @@ def cut(folder: Path) -> list[str]:
     return lines
 
 
+def ends(cells: dict[str, Cell]) -> list[str]:
+    """A row a run, where GRPO lost half in most seeds: how it went down, or did not."""
+    base = [run["outcome"]["lost_half"] for run in cells.get(BASE, {}).values()]
+    if sum(base) <= len(base) / 2:
+        return []
+    lines = [
+        f"How each run went: success of {ENDS} steps, valid actions, and entropy of wrong trajectories (means of {ENDS} steps; the highest of "
+        f"{ENDS // 2}), and the largest KL between the policies before and after the updates of a step.",
+        "",
+        "| method | seed | success, best -> final | valid actions, first -> final | entropy of wrong ones, first -> highest -> final | KL |",
+        "|" + "---|" * 6,
+    ]
+    for method, cell in cells.items():
+        for run in cell.values():
+            valid, wrong, kl = (
+                [v for v in run["curves"][name] if v is not None] or [float("nan")]
+                for name in ("valid_actions", "entropy_wrong", "kl_old")
+            )
+            lines.append(
+                f"| {METHODS[method].title} | {run['seed']} | {run['outcome']['success_best']:.2f} -> {run['outcome']['success_final']:.2f} | "
+                f"{fmean(valid[:ENDS]):.2f} -> {fmean(valid[-ENDS:]):.2f} | {fmean(wrong[:ENDS]):.2f} -> "
+                f"{max(running(wrong, ENDS // 2)):.2f} -> {fmean(wrong[-ENDS:]):.2f} | {max(kl):.2f} |"
+            )
+    return [*lines, ""]
+
+
 def starting(cells: dict[str, Cell]) -> str:
     runs = [run for cell in cells.values() for run in cell.values()]
     first, held = score(runs, "entropy_first"), score(runs, "held_out_first")
@@ -244,6 +270,8 @@ def render(results: Path) -> str:
             "",
             f"![success and entropy]({world}-{regime}.png)",
             "",
+            *ends(cells),
+            *([chosen.reading, ""] if chosen.reading else []),
         ]
     if not runs:
         return "\n".join([*lines, "No runs yet.", ""])

@@ -67,6 +67,8 @@ class Regime:
     """What it is, for the page."""
     candidate: bool = False
     """Tried on tuning seeds only."""
+    reading: str = ""
+    """What its runs show, by hand, under their tables."""
 
 
 def _rates(steps: int, *rates: str) -> dict[str, Regime]:

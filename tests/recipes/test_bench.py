@@ -58,6 +58,29 @@ def stored(folder, method, seed, auc, final, regime="healthy"):
     one.write(job.file(folder), result | {"held_out": held, "outcome": outcome.outcome(found, held, world.splits)})
 
 
+def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
+    lost, kept = [0.4] * 15 + [0.0] * 15, [0.4] * 30
+    cells = {}
+    for method, success in (("none", lost), ("seal", kept)):
+        steps = logged(success, [0.2] * 30, {0: (0.1, 0.1), 30: (0.1, 0.1)})
+        for step, values in steps.items():
+            if step:
+                values |= {
+                    "verl_entropy/valid_action_ratio": step / 30,
+                    "verl_entropy/entropy_of/wrong": 0.3,
+                    "actor/ppo_kl": step / 100,
+                }
+        found = outcome.curves(steps)
+        held = outcome.held_out(steps, plan.WORLDS["household"])
+        cells[method] = {
+            0: {"seed": 0, "curves": found, "outcome": outcome.outcome(found, held, plan.WORLDS["household"].splits)}
+        }
+    lines = page.ends(cells)
+    assert "| GRPO | 0 | 0.40 -> 0.00 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
+    assert "| SEAL | 0 | 0.40 -> 0.40 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
+    assert page.ends({"none": cells["seal"], "seal": cells["none"]}) == []
+
+
 @pytest.mark.parametrize("split", ("train", "dev", "test"))
 def test_the_lakes_expert_reaches_the_goal_on_maps_of_its_split_alone(split):
     lake, others = frozen_lake.FrozenLake(), {"train", "dev", "test"} - {split}

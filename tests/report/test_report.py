@@ -532,6 +532,16 @@ PLANTED = {
     "never did anything": ({"verl_entropy__active": 0.0, "verl_entropy__entropy": 0.4}, {}, "doctor", ""),
     "success fell": ({"critic__score__mean": lambda s: 0.7 if s < 30 else 0.2, "verl_entropy__entropy": 0.4}, {}, "lr=", ""),
     "low from the start": ({"verl_entropy__entropy": 0.03}, {}, "repo_r_bidirectional", ""),
+    "valid actions instead": (
+        {
+            "verl_entropy__success": lambda s: 0.3 if s < 30 else 0.0,
+            "verl_entropy__valid_action_ratio": lambda s: 0.75 if s < 30 else 0.99,
+            "verl_entropy__entropy": 0.2,
+        },
+        {},
+        "norm_adv_by_std_in_grpo=False",
+        "",
+    ),
     "no entropy": ({"timing_s__step": 1.0}, {}, "diagnostics", ""),
     "they are solved": ({"verl_entropy__group__zero_variance": 0.8, "critic__score__mean": 1.0}, {}, "harder", "gigpo"),
     "they fail": ({"verl_entropy__group__zero_variance": 0.8, "critic__score__mean": 0.0}, {}, "easier", "gigpo"),

@@ -41,10 +41,11 @@ LESS_LIKELY, LESS_LIKELY_NATS = 0.25, 0.02
 FEW_VALID = 0.8
 REPEATED = 0.3
 MISMATCH = 0.02
+GONE, ALL_VALID = 0.05, 0.9
 """Thresholds of the rules: where a person who looks at the figure would stop at it. None is measured. In order: entropy at
 the end over that at the start; entropy of early over late turns; share of groups without gradient; clipped above over below, and the
 least share above; fall of the likelihood in parts and in nats per token; share of valid turns; share of repeated actions; mean
-difference of probabilities."""
+difference of probabilities; success that is gone and share of valid turns beside it."""
 
 
 @dataclass(frozen=True)
@@ -442,6 +443,28 @@ def _success_falls(run: Run) -> Advice | None:
     )
 
 
+def _harmless(run: Run) -> Advice | None:
+    """Success is lost to actions that are valid and do nothing."""
+    end, valid = _tail(run, *NAMES_OF_SUCCESS), run.series((P + "valid_action_ratio",))[1]
+    if (
+        len(valid) < 2 * TAIL
+        or end is None
+        or end > GONE
+        or float(np.mean(valid[-TAIL:])) < ALL_VALID
+        or _success_falls(run) is None
+    ):
+        return None
+    return Advice(
+        "valid actions instead of the task",
+        f"duplication: valid actions {float(np.mean(valid[:TAIL])):.2f} at first, {float(np.mean(valid[-TAIL:])):.2f} at the end; success: "
+        f"{end:.2g} at the end",
+        "Where a whole group fails, the penalty for invalid actions is all that tells its rollouts apart, and dividing by the group's standard "
+        "deviation makes it weigh as much as success elsewhere: the policy learns harmless actions. So ended plain GRPO in the bench's unstable "
+        "household (recipes/bench/README.md).",
+        ("algorithm.norm_adv_by_std_in_grpo=False", _smaller_step(run)),
+    )
+
+
 def _low_from_start(run: Run) -> Advice | None:
     values = run.series(ENTROPY)[1]
     if len(values) < TAIL or float(np.max(values[:TAIL])) >= LOW_ENTROPY or float(np.median(values)) >= LOW_ENTROPY:
@@ -544,6 +567,7 @@ def _refused(algorithm: Method, active: set[str]) -> bool:
 
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[Run], Advice | None]], ...] = (
     ("success", NAMES_OF_SUCCESS, _success_falls),
+    ("valid actions without success", (P + "valid_action_ratio",), _harmless),
     ("eruption", ENTROPY, _eruption),
     ("low entropy", ENTROPY, _low_from_start),
     ("collapse", ENTROPY, _collapse),
