@@ -344,7 +344,7 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
         line[0].set_ylabel("success" if curve == "success" else "entropy, nats a token", fontsize=8)
         line[0].set_ylim(bottom=0)
     for axis, method in zip(axes[0], cells, strict=True):
-        axis.set_title(METHODS[method].title, fontsize=8)
+        axis.set_title(textwrap.fill(METHODS[method].title, 22), fontsize=8)
     figure.supxlabel(
         textwrap.fill(
             f"training step (running mean of {ENDS // 2}; thin: seeds, blue: their mean, grey: GRPO's mean of the same seeds)",

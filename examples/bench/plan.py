@@ -28,9 +28,7 @@ _ACTOR = "actor_rollout_ref.actor"
 BASE = "none"
 METHODS = {
     BASE: Method("GRPO"),
-    "dr_grpo": Method(
-        "GRPO, not divided by the standard deviation (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)
-    ),
+    "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=("+data.env.invalid_action_penalty=0",)),
     "gigpo": Method("GiGPO", ("gigpo",)),
     "clip_higher": Method("clip-higher (DAPO)", overrides=(f"{_ACTOR}.clip_ratio_high=0.28",)),
