@@ -352,6 +352,25 @@ def test_what_verls_workers_would_stop_at_is_said_before(capsys, word, says):
     assert code == 2 and says in err, (out, err)
 
 
+def test_words_of_another_packages_plugin_pass(monkeypatch):
+    from importlib import metadata
+
+    from verl_entropy.config import startup
+
+    raw = {"trainer": {"v1": {"trainer_mode": "theirs"}}, "data": {"train_files": None, "custom_cls": {"path": "mine.py"}}}
+    with pytest.raises(ConfigError, match="trainer_mode=theirs: not known"):
+        startup._refuse_words(raw)
+    ours, theirs = (metadata.EntryPoint("p", module, "verl.plugins") for module in ("verl_entropy.plugin", "theirs.plugin"))
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [ours, theirs])
+    startup._refuse_words(raw)
+    startup._refuse_combinations(raw)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [ours])
+    backend = {"custom_backend_module": "mine.engines", "backend": "mine"}
+    startup._refuse_words({"actor_rollout_ref": {"rollout": {"checkpoint_engine": backend}}})
+    with pytest.raises(ConfigError, match="no data"):
+        startup._refuse_combinations({"data": {"train_files": None}})
+
+
 def test_a_prompt_beyond_the_models_positions_is_warned_of(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 700, "vocab_size": 1000, "hidden_size": 64}')
     code, out, _ = run(capsys, "gigpo", *SIZES, f"actor_rollout_ref.model.path={tmp_path}")

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -222,17 +223,24 @@ def _refuse_sizes(raw: Mapping[str, Any]) -> None:
 def _refuse_words(raw: Mapping[str, Any]) -> None:
     loop = lookup(raw, f"{ARR}.rollout.agent.default_agent_loop")
     foreign = lookup(raw, f"{ARR}.rollout.agent.agent_loop_config_path") or os.environ.get("VERL_USE_EXTERNAL_MODULES")
-    foreign = foreign or lookup(raw, f"{ARR}.model.external_lib")
+    foreign = foreign or lookup(raw, f"{ARR}.model.external_lib") or _other_plugins()
     if isinstance(loop, str) and loop not in AGENT_LOOPS and not foreign:
         raise ConfigError(
             f"{ARR}.rollout.agent.default_agent_loop={loop}: no such agent loop.{did_you_mean(loop, AGENT_LOOPS)} Known: "
             f"{', '.join(AGENT_LOOPS)}; one of yours comes with {ARR}.rollout.agent.agent_loop_config_path."
         )
+    module = lookup(raw, f"{ARR}.rollout.checkpoint_engine.custom_backend_module")
     for path, (known, more) in _WORDS.items():
-        value = lookup(raw, path)
+        value = lookup(raw, path) if not (module and path.endswith("checkpoint_engine.backend")) else None
         for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
             if word not in (*known, "tracking", "???") and not (more and foreign):  # verl's old word for wandb; left to be given
                 raise ConfigError(f"{path}={word}: not known.{did_you_mean(str(word), known)} Set one of {', '.join(known)}.")
+
+
+def _other_plugins() -> bool:
+    """Whether another package has a plugin of verl's, which may register words of its own."""
+    found = metadata.entry_points(group="verl.plugins")
+    return any(not entry.value.startswith("verl_entropy") for entry in found)
 
 
 def _refuse_combinations(raw: Mapping[str, Any]) -> None:
@@ -256,7 +264,7 @@ def _refuse_combinations(raw: Mapping[str, Any]) -> None:
     if "model" in lookup(raw, ARR, {}) and not lookup(raw, f"{ARR}.model.path"):
         raise ConfigError(f"{ARR}.model.path=null: no model. Give a folder or a name on the hub.")
     for key in ("train_files", "val_files"):
-        if key in lookup(raw, "data", {}) and not lookup(raw, f"data.{key}"):
+        if key in lookup(raw, "data", {}) and not lookup(raw, f"data.{key}") and not lookup(raw, "data.custom_cls.path"):
             raise ConfigError(
                 f"data.{key}={lookup(raw, f'data.{key}')}: no data. Give a parquet file (`verl-entropy data` makes one)."
             )
@@ -265,8 +273,10 @@ def _refuse_combinations(raw: Mapping[str, Any]) -> None:
 def _refuse_folders(plan: Plan, raw: Mapping[str, Any]) -> None:
     if plan.active and plan.diagnostics.enabled:
         _refuse_folder(f"{DIAGNOSTICS_PATH}.run_file.folder", plan.diagnostics.run_file.folder)
-    if (_number(raw, "trainer.save_freq") or 0) > 0:
-        _refuse_folder("trainer.default_local_dir", lookup(raw, "trainer.default_local_dir"))
+    saves, folder = (_number(raw, "trainer.save_freq") or 0) > 0, lookup(raw, "trainer.default_local_dir")
+    # A folder far from any that is here is another machine's: `validate` runs anywhere.
+    if saves and isinstance(folder, str) and Path(folder).expanduser().absolute().parent.exists():
+        _refuse_folder("trainer.default_local_dir", folder)
 
 
 def _refuse_folder(name: str, folder: Any) -> None:
