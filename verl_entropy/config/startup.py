@@ -65,20 +65,8 @@ _WORDS: dict[str, tuple[tuple[str, ...], bool]] = {
 """Of verl 0.9.1."""
 _ENGINE_WORDS: dict[str, tuple[str, ...]] = {
     f"{ARR}.rollout.load_format": (
-        *(
-            "dummy",
-            "auto",
-            "safetensors",
-            "hf",
-            "pt",
-            "npcache",
-            "gguf",
-            "bitsandbytes",
-            "mistral",
-            "sharded_state",
-            "tensorizer",
-        ),
-        *("runai_streamer", "fastsafetensors", "layered", "remote", "flash_rl"),
+        *("dummy", "auto", "safetensors", "hf", "pt", "npcache", "gguf", "bitsandbytes", "mistral", "sharded_state"),
+        *("tensorizer", "runai_streamer", "fastsafetensors", "layered", "remote", "flash_rl"),
     ),
     f"{ARR}.rollout.logprobs_mode": ("processed_logprobs", "processed_logits", "raw_logprobs", "raw_logits"),
 }
@@ -387,7 +375,7 @@ def _odd_rollout(raw: Mapping[str, Any]) -> Iterator[str]:
     mode, temperature = lookup(raw, f"{rollout}.logprobs_mode"), _number(raw, f"{rollout}.temperature")
     if mode in ("raw_logprobs", "raw_logits") and (temperature not in (None, 1.0) or mode == "raw_logits"):
         yield (
-            f"{rollout}.logprobs_mode={mode}: the sampler's values are then not the log-probs of logits / temperature={temperature:g} that "
+            f"{rollout}.logprobs_mode={mode}: the sampler's values are then not the log-probs of logits / temperature={temperature or 1:g} that "
             "the trainer has. Set it to processed_logprobs."
         )
     if lookup(raw, f"{rollout}.ignore_eos", False) is True:
