@@ -113,11 +113,12 @@ WORLDS = {
                 60,
                 (f"{_ACTOR}.optim.lr=6e-4",),
                 "learning rate 6e-4, the lowest at which GRPO learned and lost it again on both tuning seeds",
-                reading="Where GRPO lost everything, valid actions rose to .99 or 1 and entropy of wrong trajectories sank: in a group whose "
-                "rollouts all fail, the penalty for invalid actions is the only difference, and dividing by the group's standard deviation makes it "
-                "weigh as much as success elsewhere, so that the policy learns harmless actions. SEAL's run ended there, too. Two controls bear "
-                "that out and cure nothing: without the division, or without the penalty, no run ended there; valid actions fell instead, "
-                "and runs were lost another way, some after an eruption of the wrong trajectories' entropy.",
+                reading="Where GRPO lost everything, valid actions rose to .99 or 1 and entropy of wrong trajectories sank: in a group "
+                "whose rollouts all fail, the penalty for invalid actions is the only difference, and dividing by the group's "
+                "standard deviation makes it weigh as much as success elsewhere, so that the policy learns harmless actions. "
+                "SEAL's run ended there, too. Two controls bear that out and cure nothing: without the division, or without the "
+                "penalty, no run ended there; valid actions fell instead, and runs were lost another way, some after an "
+                "eruption of the wrong trajectories' entropy.",
             ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
