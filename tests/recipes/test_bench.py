@@ -373,7 +373,7 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--method", "gipgo"], "--method gipgo: unknown; known are none, gigpo"),
+        (["--method", "gipgo"], "--method gipgo: unknown; known are none, dr_grpo"),
         (["--seeds", "a"], "--seeds a: expected"),
         (["--steps", "3"], "give --results FOLDER"),
         (["--jobs", "0"], "must be at least 1"),
