@@ -181,6 +181,11 @@ def apart(run: Run) -> tuple[str, str]:
     return f"{wrong:.2f} -> {high:.2f}", f"{correct:.2f} -> {then:.2f}"
 
 
+def known(run: Run, name: str) -> list[float]:
+    """The values of a curve, without the steps that have none."""
+    return [v for v in run["curves"][name] if v is not None]
+
+
 def cut(folder: Path) -> list[str]:
     """Runs that did not reach their last step, with how they began and how they stood."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*/*.json"))]
@@ -191,9 +196,9 @@ def cut(folder: Path) -> list[str]:
         lines += [f"Because {why}:", ""]
         for run in (run for run in runs if run["cut"] == why):
             moved = [
-                f"{name} {fmean(known[: ENDS // 2]):{form}} -> {fmean(known[-(ENDS // 2) :]):{form}}"
+                f"{name} {fmean(values[: ENDS // 2]):{form}} -> {fmean(values[-(ENDS // 2) :]):{form}}"
                 for name, form in (("success", ".2f"), ("entropy", ".3f"))
-                if (known := [v for v in run["curves"][name] if v is not None])
+                if (values := known(run, name))
             ]
             rate, planned = (run["settings"][key] for key in (RATE, "trainer.total_training_steps"))
             lines.append(
@@ -218,10 +223,7 @@ def ends(cells: dict[str, Cell]) -> list[str]:
     ]
     for method, cell in cells.items():
         for run in cell.values():
-            valid, wrong, kl = (
-                [v for v in run["curves"][name] if v is not None] or [float("nan")]
-                for name in ("valid_actions", "entropy_wrong", "kl_old")
-            )
+            valid, wrong, kl = (known(run, name) or [float("nan")] for name in ("valid_actions", "entropy_wrong", "kl_old"))
             lines.append(
                 f"| {METHODS[method].title} | {run['seed']} | {run['outcome']['success_best']:.2f} -> {run['outcome']['success_final']:.2f} | "
                 f"{fmean(valid[:ENDS]):.2f} -> {fmean(valid[-ENDS:]):.2f} | {fmean(wrong[:ENDS]):.2f} -> "

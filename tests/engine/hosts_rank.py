@@ -184,7 +184,6 @@ def configured(host: str, choice: str):
 
 
 def scenario(name: str, model: str) -> dict:
-    from verl.utils import tensordict_utils as tu
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_entropy.config.settings import ConfigError
@@ -205,7 +204,6 @@ def scenario(name: str, model: str) -> dict:
     run = None if choice.startswith(recorded.STOCK) else state.Run(driver.read_plan(config))
     data = preset_rank.batch(PACKED, 1000 if host != "mcore" else 110)
     if host != "ray":
-        tu.assign_non_tensor(data, calculate_entropy=True)
         data, advantages = v1_host(config, engine, data, run)
     else:
         data, advantages = ray_host(config, engine, data, run, choice)

@@ -165,9 +165,8 @@ def test_the_command_serves_until_it_is_stopped(tmp_path, capsys):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a suite in the background of a shell ignores it, and so would this
+        # A suite in the background of a shell ignores it, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         timer = threading.Timer(240, process.kill)
         timer.start()

@@ -210,9 +210,7 @@ def _refuse_sizes(raw: Mapping[str, Any]) -> None:
 
 def _refuse_words(raw: Mapping[str, Any]) -> None:
     loop = lookup(raw, f"{ARR}.rollout.agent.default_agent_loop")
-    foreign = lookup(raw, f"{ARR}.rollout.agent.agent_loop_config_path") or os.environ.get("VERL_USE_EXTERNAL_MODULES")
-    foreign = foreign or lookup(raw, f"{ARR}.model.external_lib") or _other_plugins()
-    if isinstance(loop, str) and loop not in AGENT_LOOPS and not foreign:
+    if isinstance(loop, str) and loop not in AGENT_LOOPS and not _foreign(raw):
         raise ConfigError(
             f"{ARR}.rollout.agent.default_agent_loop={loop}: no such agent loop.{did_you_mean(loop, AGENT_LOOPS)} Known: "
             f"{', '.join(AGENT_LOOPS)}; one of yours comes with {ARR}.rollout.agent.agent_loop_config_path."
@@ -221,14 +219,18 @@ def _refuse_words(raw: Mapping[str, Any]) -> None:
     for path, (known, more) in _WORDS.items():
         value = lookup(raw, path) if not (module and path.endswith("checkpoint_engine.backend")) else None
         for word in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
-            if word not in (*known, "tracking", "???") and not (more and foreign):  # verl's old word for wandb; left to be given
+            if word not in (*known, "tracking", "???") and not (
+                more and _foreign(raw)
+            ):  # verl's old word for wandb; left to be given
                 raise ConfigError(f"{path}={word}: not known.{did_you_mean(str(word), known)} Set one of {', '.join(known)}.")
 
 
-def _other_plugins() -> bool:
-    """Whether another package has a plugin of verl's, which may register words of its own."""
-    found = metadata.entry_points(group="verl.plugins")
-    return any(not entry.value.startswith("verl_entropy") for entry in found)
+def _foreign(raw: Mapping[str, Any]) -> bool:
+    """Whether a module of the user's, or another package's plugin, may register words of its own."""
+    given = (lookup(raw, f"{ARR}.{key}") for key in ("rollout.agent.agent_loop_config_path", "model.external_lib"))
+    if any(given) or os.environ.get("VERL_USE_EXTERNAL_MODULES"):
+        return True
+    return any(not entry.value.startswith("verl_entropy") for entry in metadata.entry_points(group="verl.plugins"))
 
 
 def _refuse_combinations(raw: Mapping[str, Any]) -> None:
@@ -334,24 +336,22 @@ def _positions(model: Any) -> tuple[int | None, bool]:
     return (found if isinstance(found, int) and not isinstance(found, bool) else None), bool(text.get("rope_scaling"))
 
 
+def _absent(path: Any) -> bool:
+    """A path that is not on this machine; an address or ``pkg://`` is none."""
+    return isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists()
+
+
 def _odd_files(raw: Mapping[str, Any]) -> Iterator[str]:
     for key in ("train_files", "val_files"):
         files = lookup(raw, f"data.{key}")
         for file in [files] if isinstance(files, str) else files or ():
-            if isinstance(file, str) and "://" not in file and not Path(file).expanduser().exists():
+            if _absent(file):
                 yield (
                     f"data.{key}: {file} is not on this machine. Make it (`verl-entropy data`), or mend the path; without it the run "
                     "stops when it reads its data."
                 )
     for key in _FILES:
-        file = lookup(raw, key)
-        if (
-            isinstance(file, str)
-            and file
-            and "://" not in file
-            and not file.startswith("pkg:")
-            and not Path(file).expanduser().exists()
-        ):
+        if _absent(file := lookup(raw, key)):
             yield f"{key}={file}: not on this machine. Mend the path; without it the run stops when it reads that."
     for role in (f"{ARR}.model.path", "critic.model.path"):
         model = lookup(raw, role)

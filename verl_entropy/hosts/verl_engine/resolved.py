@@ -90,8 +90,6 @@ def _verl_checks(config: Any) -> tuple[str | None, list[str]]:
 
 def _build(config: Any) -> None:
     """What verl's workers look up minutes after the start: the sampler's dataclass, which checks itself, and the optimizer's class."""
-    import importlib
-
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 

@@ -445,19 +445,13 @@ def _success_falls(run: Run) -> Advice | None:
 
 def _harmless(run: Run) -> Advice | None:
     """Success is lost to actions that are valid and do nothing."""
-    end, valid = _tail(run, *NAMES_OF_SUCCESS), run.series((P + "valid_action_ratio",))[1]
-    if (
-        len(valid) < 2 * TAIL
-        or end is None
-        or end > GONE
-        or float(np.mean(valid[-TAIL:])) < ALL_VALID
-        or _success_falls(run) is None
-    ):
+    key = P + "valid_action_ratio"
+    valid, end, last = run.series((key,))[1], _tail(run, *NAMES_OF_SUCCESS), _tail(run, key)
+    if len(valid) < 2 * TAIL or end > GONE or last < ALL_VALID or _success_falls(run) is None:
         return None
     return Advice(
         "valid actions instead of the task",
-        f"duplication: valid actions {float(np.mean(valid[:TAIL])):.2f} at first, {float(np.mean(valid[-TAIL:])):.2f} at the end; success: "
-        f"{end:.2g} at the end",
+        f"duplication: valid actions {float(valid[:TAIL].mean()):.2f} at first, {last:.2f} at the end; success: {end:.2g} at the end",
         "Where a whole group fails, the penalty for invalid actions is all that tells its rollouts apart, and dividing by the group's standard "
         "deviation makes it weigh as much as success elsewhere: the policy learns harmless actions. So ended plain GRPO in the bench's unstable "
         "household (recipes/bench/README.md), where leaving out the division alone did not keep what was learnt either: the smaller step does.",
