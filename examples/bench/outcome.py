@@ -21,6 +21,8 @@ CURVES = {
     "entropy_wrong": "verl_entropy/entropy_of/wrong",
     "valid_actions": "verl_entropy/valid_action_ratio",
     "kl_old": "actor/ppo_kl",
+    "generated_tokens": "verl_entropy/rollout/generated_tokens",
+    "reused_tokens": "verl_entropy/rollout/reused_tokens",
 }
 SECONDS = "timing_s/step"
 

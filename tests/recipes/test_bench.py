@@ -58,6 +58,19 @@ def stored(folder, method, seed, auc, final, regime="healthy"):
     one.write(job.file(folder), result | {"held_out": held, "outcome": outcome.outcome(found, held, world.splits)})
 
 
+def test_tokens_that_branching_saved_are_counted_over_the_run():
+    steps = logged([0.4] * 30, [0.2] * 30, {0: (0.1, 0.1), 30: (0.1, 0.1)})
+    plain = {"curves": outcome.curves(steps), "outcome": {"auc": 0.3}}
+    for step, values in steps.items():
+        if step:
+            values |= {"verl_entropy/rollout/generated_tokens": 3000.0, "verl_entropy/rollout/reused_tokens": 1000.0}
+    branched = {"curves": outcome.curves(steps), "outcome": {"auc": 0.35}}
+    lines = page.tokens({"none": {0: plain}, "arpo": {0: branched, 1: branched}})
+    title = plan.METHODS["arpo"].title
+    assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |" in lines
+    assert page.tokens({"none": {0: plain}}) == []
+
+
 def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
     lost, kept = [0.4] * 15 + [0.0] * 15, [0.4] * 30
     cells = {}
