@@ -30,6 +30,10 @@ METHODS = {
     BASE: Method("GRPO"),
     "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=("+data.env.invalid_action_penalty=0",)),
+    "dynamic_sampling": Method(
+        "GRPO, groups of equal success sampled anew (DAPO's dynamic sampling)",
+        overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
+    ),
     "gigpo": Method("GiGPO", ("gigpo",)),
     "clip_higher": Method("clip-higher (DAPO)", overrides=(f"{_ACTOR}.clip_ratio_high=0.28",)),
     "clip_cov": Method("Clip-Cov (verl)", overrides=(f"{_ACTOR}.policy_loss.loss_mode=clip_cov",)),
