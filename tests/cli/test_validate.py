@@ -276,6 +276,7 @@ def test_a_value_that_cannot_work_is_refused_by_validate_and_at_the_start(capsys
     assert says in str(stopped.value.code)
 
 
+FILTER = ["algorithm.filter_groups.enable=True"]
 ODD = [
     ([f"{ROLLOUT}.response_length=100"], "data.max_response_length=512, but"),
     ([f"{ROLLOUT}.max_model_len=600"], "responses to long prompts are cut"),
@@ -296,6 +297,9 @@ ODD = [
         [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"],
         "does nothing",
     ),
+    ([*FILTER, "algorithm.filter_groups.metric=acc", "algorithm.filter_groups.max_num_gen_batches=10"], "samples for ever"),
+    ([*FILTER, f"{ROLLOUT}.agent.default_agent_loop=stepwise_env"], "whose reward is not the episode's"),
+    ([*FILTER, "trainer.use_v1=False"], "RayPPOTrainer does not read it"),
     (["trainer.critic_warmup=5"], "not trained before that step"),
     (["reward.reward_manager.name=dappo"], "Did you mean dapo?"),
     (["reward.custom_reward_function.path=/nowhere.py"], "not on this machine"),

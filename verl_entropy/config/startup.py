@@ -243,7 +243,7 @@ def _refuse_combinations(raw: Mapping[str, Any]) -> None:
     if lookup(raw, "algorithm.filter_groups.enable", False) and not lookup(raw, "algorithm.filter_groups.metric"):
         raise ConfigError(
             "algorithm.filter_groups.metric=null: with filter_groups.enable=True verl must know what a group is judged by. "
-            "Set algorithm.filter_groups.metric=score, or enable=False."
+            "Set algorithm.filter_groups.metric=acc, or enable=False."
         )
     horizon = _number(raw, "algorithm.kl_ctrl.horizon")
     if lookup(raw, "algorithm.kl_ctrl.type") == "adaptive" and horizon is not None and horizon <= 0:
@@ -292,6 +292,7 @@ def odd(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
     yield from _odd_files(raw)
     yield from _odd_rollout(raw)
     yield from _odd_training(raw)
+    yield from _odd_filter(raw)
     yield from _odd_methods(plan, raw)
 
 
@@ -450,6 +451,31 @@ def _odd_training(raw: Mapping[str, Any]) -> Iterator[str]:
     for key in (f"{actor}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef"):
         if (_number(raw, key) or 0.0) < 0:
             yield f"{key}={_number(raw, key):g}: rewards distance from the reference policy. Set it to at least 0."
+
+
+def _odd_filter(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Dynamic sampling, of which each trainer does another part. verl-agent's (it alone has ``env``) does what its keys say."""
+    key = "algorithm.filter_groups"
+    if not lookup(raw, f"{key}.enable", False) or lookup(raw, "env.env_name"):
+        return
+    if not lookup(raw, "trainer.use_v1", False):
+        yield (
+            f"{key}.enable=True: verl's RayPPOTrainer does not read it and keeps every group. Set trainer.use_v1=True (verl 0.9), or "
+            "enable=False."
+        )
+        return
+    most = _number(raw, f"{key}.max_num_gen_batches") or 0
+    if most > 0:
+        yield (
+            f"{key}.max_num_gen_batches={most:g}: verl's V1 trainer does not read it. Where all groups stay alike (all failed, say), it samples "
+            "for ever: look at training/filter_groups/evicted_samples, and set max_num_gen_batches=0."
+        )
+    loop = lookup(raw, f"{ARR}.rollout.agent.default_agent_loop")
+    if lookup(raw, f"{key}.metric") == "reward" and loop == "stepwise_env":
+        yield (
+            f"{key}.metric=reward: with {loop} a row is a turn, whose reward is not the episode's, so hardly a group is left out. Set "
+            f"{key}.metric=acc."
+        )
 
 
 def _odd_methods(plan: Plan, raw: Mapping[str, Any]) -> Iterator[str]:
