@@ -7,6 +7,7 @@
 # builds a model and tokenizer, warm-starts it on expert episodes of the household world, trains it, prints success on held-out
 # tasks before and after, and draws a figure. Running it again goes on where it stopped. PYTHON chooses the interpreter (3.10-3.12).
 # Where the package index's torch brings CUDA, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has pip take the CPU build.
+# --install-only makes the environment and stops.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${VERL_ENTROPY_VENV:-$root/.venv-quickstart}
@@ -24,4 +25,4 @@ if [ ! -e "$venv/.installed" ] || [ -n "$(find "$root/setup.py" "$root/verl_entr
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$root"
   touch "$venv/.installed"
 fi
-exec "$venv/bin/python" -m verl_entropy.quickstart "$@"
+[ "${1:-}" = --install-only ] || exec "$venv/bin/python" -m verl_entropy.quickstart "$@"

@@ -374,7 +374,8 @@ def detector_table() -> str:
             "The next table compares the detector with two simpler rules on harder families of curves "
             f"(`python tests/diagnostics/simulated_curves.py --write`; {r['family_seeds']} seeds each; every rule is told of resumes; "
             "the JSON file that it writes describes the families). The authors of the rule drew the curves: the figures describe the rule, not "
-            "its accuracy on real runs.",
+            "its accuracy on real runs. A wave from the first step on that is as high and fast as an eruption (1.6 to 2.4 times its trough, a "
+            f"period of 30 to 90 steps) is none, and {100 * r['families']['ours']['waves']:.0f} % of such runs alarm at the first crest.",
             "",
             "The last two columns are real runs of the bench: those that erupted by its outcome after their first ten steps, and the others.",
             "",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -55,6 +56,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="fewer steps, to try; needs --results")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where runs are trained; %(default)s")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results go; with another folder no page is written")
+    parser.add_argument(
+        "--diagnose", action="store_true", help="run files with interference, and WORK/report.html of all runs; needs --results"
+    )
     parser.add_argument("--page", action="store_true", help="write the page from the results that are there, and train nothing")
     args = parser.parse_args(argv)
     args.worlds = chosen(args.world, list(WORLDS), "--world")
@@ -68,6 +72,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name} {value}: must be at least 1")
+    if args.diagnose and args.results == RESULTS:
+        parser.error("--diagnose: computes more than the bench's results had; give --results FOLDER, too")
     if args.steps and args.results == RESULTS:
         parser.error(f"--steps {args.steps}: results of other lengths are not mixed; give --results FOLDER, too")
     return args
@@ -99,7 +105,8 @@ def run_all(missing: list[Job], args: argparse.Namespace) -> int:
         while waiting and len(running) < args.jobs:
             job = waiting.pop(0)
             words = [job.world, job.regime, job.method, str(job.seed), str(args.work), str(args.results), str(args.jobs)]
-            command = [sys.executable, "-m", "bench.one", *words, *([str(args.steps)] if args.steps else [])]
+            options = [*([f"--steps={args.steps}"] if args.steps else []), *(["--diagnose"] if args.diagnose else [])]
+            command = [sys.executable, "-m", "bench.one", *words, *options]
             running[subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)] = job
             print(f"{time.time() - start:6.0f} s  start  {job.label()}", flush=True)
             time.sleep(STAGGER)
@@ -113,9 +120,22 @@ def run_all(missing: list[Job], args: argparse.Namespace) -> int:
     return failed
 
 
+def report(every: list[Job], args: argparse.Namespace) -> None:
+    """What became of the diagnosed runs that ended, a line each, and the report on them."""
+    from bench.outcome import told
+    from verl_entropy.runs.report import build_report
+
+    ended = [job for job in every if job.file(args.results).is_file()]
+    for job in ended:
+        print(told(json.loads(job.file(args.results).read_text(encoding="utf-8"))))
+    files = [one.run_file(job.folder(args.work)) for job in ended]
+    if present := [file for file in files if file.is_dir()]:
+        print(build_report(present, args.work / "report.html").render())
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs, then the page; exit status 1 if a run failed."""
-    args, failed = arguments(argv), 0
+    args, failed, every = arguments(argv), 0, []
     if not args.page:
         every = jobs(args.worlds, args.regimes, args.methods, args.seeds)
         missing = [job for job in every if not job.file(args.results).is_file()]
@@ -124,6 +144,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         check_threads(min(args.jobs, len(missing)))
         failed = run_all(missing, args)
+    if args.diagnose:
+        report(every, args)
     if args.results.resolve() == RESULTS:
         from bench.page import write_page
 

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run, from preparing its world to its result file: ``python -m bench.one WORLD REGIME METHOD SEED WORK RESULTS AT_ONCE [STEPS]``."""
+"""One run, from preparing its world to its result file.
+
+python -m bench.one WORLD REGIME METHOD SEED WORK RESULTS AT_ONCE [--steps N] [--diagnose]
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import importlib
@@ -22,10 +26,12 @@ from typing import Any
 from bench.outcome import curves, held_out, outcome, step_seconds
 from bench.plan import METHODS, ROOT, WORLDS, Job
 from verl_entropy.cpu.launch import cpu_env
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart.__main__ import read_metrics
 
 FORMAT = 1
 PACKAGES = ("verl-entropy", "verl", "torch", "transformers", "ray", "numpy")
+COSTLY_EVERY = 5
 BUSY = 3
 """Exit status: another process trains this run."""
 STARTS = 3
@@ -53,8 +59,11 @@ def prepare(world: str, seed: int, work: Path) -> Path:
     return folder
 
 
-def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
-    """The overrides of the run: the world's, the regime's, the method's, and the bench's own."""
+def words(job: Job, folder: Path, run: Path, steps: int, diagnose: bool = False) -> list[str]:
+    """The overrides of the run: the world's, the regime's, the method's, and the bench's own.
+
+    ``diagnose``: a run file in ``run_file(run)``, and the costly metrics (interference among them) every COSTLY_EVERY steps.
+    """
     world, method = WORLDS[job.world], METHODS[job.method]
     return [
         *importlib.import_module(world.module).words(folder, job.seed, run, steps, method.presets),
@@ -63,7 +72,17 @@ def words(job: Job, folder: Path, run: Path, steps: int) -> list[str]:
         "++ray_kwargs.ray_init.address=local",
         *world.regimes[job.regime].overrides,
         *(word.format(held=world.held) for word in method.overrides),
+        *(
+            [f"++{DIAGNOSTICS}.run_file.folder={run_file(run)}", f"++{DIAGNOSTICS}.costly_every={COSTLY_EVERY}"]
+            if diagnose
+            else []
+        ),
     ]
+
+
+def run_file(run: Path) -> Path:
+    """Where a diagnosed run's file is: the report names a run by this folder."""
+    return run.parent / "run_files" / run.name
 
 
 def train(job: Job, run: Path, command: list[str], env: dict[str, str]) -> None:
@@ -129,7 +148,7 @@ def settings(words: list[str], work: Path) -> dict[str, str]:
     return {key: value for key, value in pairs if str(work) not in value}
 
 
-def run(job: Job, work: Path, results: Path, at_once: int, steps: int) -> None:
+def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose: bool = False) -> None:
     """Prepare, train, write the result."""
     folder, run_folder = prepare(job.world, job.seed, work), job.folder(work)
     with locked(run_folder.with_suffix(".lock"), wait=False) as mine:
@@ -137,9 +156,10 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int) -> None:
             sys.exit(BUSY)
         if job.file(results).is_file():  # trained by another bench meanwhile
             return
-        shutil.rmtree(run_folder, ignore_errors=True)
+        for left in (run_folder, run_file(run_folder)):
+            shutil.rmtree(left, ignore_errors=True)
         run_folder.mkdir(parents=True)
-        overrides = words(job, folder, run_folder, steps)
+        overrides = words(job, folder, run_folder, steps, diagnose)
         metrics = run_folder / "metrics.jsonl"
         env = {**os.environ, **cpu_env(), "VERL_FILE_LOGGER_PATH": str(metrics)}
         start = time.time()
@@ -170,10 +190,19 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    world, regime, method, seed, work, results, at_once, *steps = argv
-    job = Job(world, regime, method, int(seed))
-    planned = int(steps[0]) if steps else WORLDS[world].regimes[regime].steps
-    run(job, Path(work).resolve(), Path(results).resolve(), int(at_once), planned)
+    parser = argparse.ArgumentParser(prog="python -m bench.one")
+    for name in ("world", "regime", "method"):
+        parser.add_argument(name)
+    parser.add_argument("seed", type=int)
+    for name in ("work", "results"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("at_once", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--diagnose", action="store_true")
+    args = parser.parse_args(argv)
+    job = Job(args.world, args.regime, args.method, args.seed)
+    steps = args.steps or WORLDS[args.world].regimes[args.regime].steps
+    run(job, args.work.resolve(), args.results.resolve(), args.at_once, steps, args.diagnose)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from bench.plan import World
+from bench.plan import METHODS, World
 
 ENDS = 10
 """Steps at the start, at the end and in a running mean: 640 episodes of the household."""
@@ -90,3 +90,22 @@ def step_seconds(steps: Mapping[int, Mapping[str, float]]) -> float | None:
     """Median seconds of a training step."""
     found = [data[SECONDS] for data in steps.values() if SECONDS in data]
     return rounded(median(found), 3) if found else None
+
+
+def halved(run: Mapping[str, Any]) -> bool:
+    """Whether held-out success at the end is half of its best, or less."""
+    return run["outcome"]["held_out_final"] <= 0.5 * run["outcome"]["held_out_best"]
+
+
+def told(run: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    found = run["outcome"]
+    flags = [name.replace("_", " ") for name in ("collapsed", "erupted") if found[name]]
+    flags += ["held out halved"] if halved(run) else []
+    if found["lost_half"] and not METHODS[run["method"]].filtered:
+        flags.append("lost half")
+    return (
+        f"{METHODS[run['method']].title}, seed {run['seed']}: held-out success {found['held_out_first']:.2f} -> "
+        f"{found['held_out_best']:.2f} at best -> {found['held_out_final']:.2f}, entropy {found['entropy_start']:.3f} -> "
+        f"{found['entropy_highest']:.3f} at most -> {found['entropy_final']:.3f} nats a token: {', '.join(flags) or 'nothing lost'}"
+    )

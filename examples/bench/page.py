@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.outcome import COLLAPSED, ENDS, ERUPTED, running
+from bench.outcome import COLLAPSED, ENDS, ERUPTED, halved, running
 from bench.plan import BASE, METHODS, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
@@ -64,8 +64,8 @@ def share(cell: Cell, flag: str) -> str:
 def row(method: str, cell: Cell, base: Cell) -> str:
     """A line of a table."""
     runs = list(cell.values())
-    plain = method == BASE
-    gain = None if plain else versus(cell, base, "auc")
+    plain, filtered = method == BASE, METHODS[method].filtered
+    gain = None if plain or filtered else versus(cell, base, "auc")
     same = shared(base, cell)
     better = None if plain or not same else improvement([score(runs, "held_out_final")], [score(same.values(), "held_out_final")])
     cells = [
@@ -73,10 +73,11 @@ def row(method: str, cell: Cell, base: Cell) -> str:
         str(len(runs)),
         interquartile_mean([score(runs, "held_out_final")]).text(),
         interquartile_mean([score(runs, "held_out_best")]).text(),
-        interquartile_mean([score(runs, "auc")]).text(),
+        "" if filtered else interquartile_mean([score(runs, "auc")]).text(),
         gain.text(sign=True) if gain else "",
         better.text() if better else "",
-        *(share(cell, flag) for flag in FLAGS),
+        *("" if filtered and flag == "lost_half" else share(cell, flag) for flag in FLAGS),
+        f"{sum(map(halved, runs))}/{len(runs)}",
         f"{fmean(score(runs, 'entropy_start')):.3f} -> {fmean(score(runs, 'entropy_final')):.3f}",
         f"{median(run['step_seconds'] for run in runs):.1f}",
     ]
@@ -85,7 +86,7 @@ def row(method: str, cell: Cell, base: Cell) -> str:
 
 HEAD = (
     "| method | seeds | held out, final | held out, best | area under the curve | area - GRPO's, paired | P(final > GRPO's) "
-    "| collapsed | erupted | lost half | entropy, start -> end | s/step |"
+    "| collapsed | erupted | lost half | held out halved | entropy, start -> end | s/step |"
 )
 
 
@@ -100,7 +101,7 @@ def verdicts(cells: dict[str, Cell]) -> list[str]:
     lines, judged = [], [m for m in cells if m != BASE]
     for name, text in JUDGED.items():
         sides: dict[Any, list[str]] = {1: [], -1: [], 0: [], None: []}
-        for method in judged:
+        for method in (m for m in judged if name != "auc" or not METHODS[m].filtered):
             found = versus(cells[method], base, name)
             side = found.side() if found and found.low is not None else None
             told = "" if side is None else f" ({found.text(sign=True)})"
@@ -322,7 +323,8 @@ def render(results: Path) -> str:
         f"under {LEAST_SEEDS} seeds. Above and below GRPO: the paired interval leaves out 0.",
         f"- Collapsed: mean entropy of the last {ENDS} steps under {COLLAPSED:g} of that of the first {ENDS}. Erupted: mean entropy of some "
         f"{ENDS // 2} steps at least {ERUPTED:g} times that of the first {ENDS}. Lost half: success of the last {ENDS} steps at most half "
-        f"of the best {ENDS}.",
+        f"of the best {ENDS}. Held out halved: held-out success at the end at most half of its best. Dynamic sampling trains on groups whose "
+        "rollouts differ in success, so that its training success is theirs; where it is the method, held-out success alone compares.",
         "- A method is its preset with the coefficients of its paper, some of which bring other settings along (DAPO's clip bounds with REPO "
         "and the adaptive bonus; see `verl_entropy/config/conf/entropy`). Nothing was tuned for these worlds.",
         "",

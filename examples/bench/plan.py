@@ -22,6 +22,8 @@ class Method:
     presets: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     """``{held}`` in one is the world's ``held``."""
+    filtered: bool = False
+    """Its training success is that of the groups it kept: held-out success alone compares with other methods."""
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -31,8 +33,9 @@ METHODS = {
     "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=("+data.env.invalid_action_penalty=0",)),
     "dynamic_sampling": Method(
-        "GRPO, groups of equal success sampled anew (DAPO's dynamic sampling)",
+        "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
+        filtered=True,
     ),
     "gigpo": Method("GiGPO", ("gigpo",)),
     "clip_higher": Method("clip-higher (DAPO)", overrides=(f"{_ACTOR}.clip_ratio_high=0.28",)),

@@ -191,6 +191,14 @@ def _family(rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray
         down = rng.uniform(0.3, 1.2) * np.exp(-steps / rng.uniform(6, 12))
         back = rng.uniform(0.1, 0.3) * np.clip((steps - low) / rng.uniform(10, 40), 0, 1)
         clean = down + back
+    elif name == "strong waves":
+        clean = rng.uniform(0.3, 0.8) * rng.uniform(1.6, 2.4) ** (0.5 * np.cos(2 * np.pi * steps / rng.uniform(30, 90)))
+    elif name == "plateau, collapse, recovery":
+        low = int(rng.integers(60, 90))
+        down = np.clip((steps - low) / rng.uniform(4, 20), 0, 1)
+        back = np.clip((steps - low - rng.uniform(30, 70)) / rng.uniform(10, 40), 0, 1)
+        pit = rng.uniform(0.55, 0.85)
+        clean = rng.uniform(0.3, 1.2) * (1 - pit * down + (pit - rng.uniform(0.0, 0.2)) * back)
     elif name == "flat":
         clean = np.full(n, rng.uniform(0.1, 1.0))
     elif name == "drift up":
@@ -225,10 +233,12 @@ ERUPTING = (
 )
 CALM = (
     *("white noise", "heavy noise", "correlated noise", "drift up", "drift down", "step down", "flat"),
-    *("log random walk", "curriculum waves", "collapse, then recovery"),
+    *("log random walk", "curriculum waves", "collapse, then recovery", "plateau, collapse, recovery"),
 )
+WAVES = "strong waves"
+"""As high and as fast as an eruption, and none: what no rule can tell at the first crest."""
 SHIFT = "a resume's shift"
-FAMILIES = (*ERUPTING, *CALM, SHIFT)
+FAMILIES = (*ERUPTING, *CALM, SHIFT, WAVES)
 
 
 def ours(steps: np.ndarray, entropy: np.ndarray, resume: int | None, settings: Phases | None = None) -> list[int]:
@@ -297,7 +307,14 @@ def evaluate_families(seeds: int = 100, rules: Sequence[str] = tuple(RULES), fam
             rates[name] = round(hits / seeds, 3)
         chosen = {key: [rates[n] for n in group if n in rates] for key, group in (("found", ERUPTING), ("false_alarms", CALM))}
         found[rule] = {key: round(float(np.mean(values)), 4) for key, values in chosen.items() if values}
-        found[rule].update({"shift": rates.get(SHIFT), "delay": float(np.median(delays or [np.nan])), "families": rates})
+        found[rule].update(
+            {
+                "shift": rates.get(SHIFT),
+                "waves": rates.get(WAVES),
+                "delay": float(np.median(delays or [np.nan])),
+                "families": rates,
+            }
+        )
     return found
 
 

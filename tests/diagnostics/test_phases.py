@@ -203,6 +203,22 @@ def test_coming_back_to_a_plateau_from_a_longer_dip_is_no_eruption(width, seed):
     assert "eruption" in names(curve)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", ["a long collapse", "a slow return", "two dips"])
+def test_coming_back_to_where_it_stood_is_no_eruption_and_going_beyond_is(shape, seed):
+    steps = np.arange(400.0)
+    curve = np.full(400, 0.5)
+    if shape == "a long collapse":
+        curve *= np.interp(steps, [120, 132, 190, 200], [1.0, 0.3, 0.3, 0.95])
+    elif shape == "a slow return":
+        curve *= np.interp(steps, [150, 160, 200, 300], [1.0, 0.3, 0.3, 0.95])
+    else:
+        curve *= np.interp(steps, [120, 130, 160, 170, 250, 260, 290, 300], [1.0, 0.4, 0.4, 1.0, 1.0, 0.4, 0.4, 1.0])
+    assert not {"eruption", "runaway"} & set(names(noisy(curve, seed)))
+    curve[300:] = 0.5 * np.interp(np.arange(100.0), [0, 15], [1.0, 2.5])
+    assert {"eruption", "runaway"} & set(names(noisy(curve, seed)))
+
+
 def test_a_rough_start_is_no_runaway():
     curve = noisy(np.full(160, 0.6), 3)
     curve[:10] = [0.12, 0.3, 1.24, 0.58, 0.46, 0.65, 1.01, 1.02, 1.11, 0.57]
@@ -210,7 +226,7 @@ def test_a_rough_start_is_no_runaway():
 
 
 def test_the_real_runs_that_erupted_are_found_and_few_others_alarm():
-    """Of the bench: one burst of five steps in the run's first quarter is missed, and one run alarms whose rise ended just below the
+    """Of the bench: two bursts of five steps in the run's first third are missed, and one run alarms whose rise ended just below the
     bench's own bound while its success died."""
     ours = simulate.evaluate_bench(["ours"])["ours"]
-    assert ours["found"] >= ours["erupted"] - 1 >= 5 and ours["alarmed"] <= 1 and ours["calm"] >= 49
+    assert ours["found"] >= ours["erupted"] - 2 >= 5 and ours["alarmed"] <= 1 and ours["calm"] >= 54

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bench: every run composes, a run counts with its file alone, flags and statistics are right, the page is what the files give."""
 
+import ast
 import json
 import os
 import re
@@ -18,6 +19,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from bench import __main__ as command  # noqa: E402
 from bench import bandit, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
+
+from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS  # noqa: E402
 
 METRIC = plan.WORLDS["household"].metric
 
@@ -69,6 +72,61 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
     title = plan.METHODS["arpo"].title
     assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |" in lines
     assert page.tokens({"none": {0: plain}}) == []
+
+
+def test_dynamic_sampling_is_compared_by_held_out_success_alone(tmp_path):
+    for seed in range(5):
+        stored(tmp_path, "none", seed, 0.5, 0.2 + 0.01 * seed)
+        stored(tmp_path, "dynamic_sampling", seed, 0.9, 0.5 + 0.01 * seed)
+    cells, title = page.load(tmp_path)["household", "healthy"], plan.METHODS["dynamic_sampling"].title
+    by_area, by_held_out, _ = page.verdicts(cells)
+    assert by_area.endswith("nothing but GRPO was run.") and f"above GRPO: {title}" in by_held_out
+    line = page.row("dynamic_sampling", cells["dynamic_sampling"], cells["none"])
+    assert "0.90" not in line and "|  |  | 1.00" in line and "| 0/5 | 0/5 |  | 0/5 |" in line
+
+
+def test_a_run_that_ends_at_half_of_its_best_held_out_success_is_told(tmp_path):
+    steps = logged([0.4] * 30, [0.2] * 30, {0: (0.1, 0.1), 15: (0.4, 0.6), 30: (0.2, 0.3)})
+    world = plan.WORLDS["household"]
+    held = outcome.held_out(steps, world)
+    run = {"method": "none", "seed": 3, "outcome": outcome.outcome(outcome.curves(steps), held, world.splits)}
+    assert outcome.told(run).startswith("GRPO, seed 3: held-out success 0.10 -> 0.50 at best -> 0.25, entropy 0.200 ->")
+    assert outcome.told(run).endswith(": held out halved")
+    run["outcome"] |= {"held_out_final": 0.26, "erupted": True}
+    assert outcome.told(run).endswith(": erupted")
+    run["outcome"] |= {"erupted": False, "lost_half": True, "success_final": 0.1}
+    assert outcome.told(run).endswith(": lost half") and outcome.told(run | {"method": "dynamic_sampling"}).endswith(
+        ": nothing lost"
+    )
+
+
+def test_the_box_trains_grpo_and_the_remedy_with_interference(tmp_path):
+    (tmp_path / "bench.py").write_text("import sys; print(sys.argv[1:])")
+    script = EXAMPLES / "box.sh"
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {tmp_path}/bench.py "$@"\n')
+    fake.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(fake)}
+    found = subprocess.run(
+        ["bash", str(script), "--work", "w", "--seeds", "2"], env=env, text=True, capture_output=True, check=True
+    )
+    words = ast.literal_eval(found.stdout)
+    args = command.arguments(words)
+    assert (args.worlds, args.regimes, args.methods, args.seeds) == (
+        ["household"],
+        ["unstable"],
+        ["none", "dynamic_sampling"],
+        [2],
+    )
+    assert args.diagnose and args.work == Path("w") and args.results == Path("w/results")
+    usage = subprocess.run(["bash", str(script), "--help"], env=env, text=True, capture_output=True, check=True)
+    assert "bash examples/box.sh [--seeds 0]" in usage.stdout and "bench.sh's" in usage.stdout
+    job = plan.Job("household", "unstable", "dynamic_sampling", 0)
+    plain = one.words(job, tmp_path, tmp_path / "run", 60)
+    more = one.words(job, tmp_path, tmp_path / "run", 60, diagnose=True)[len(plain) :]
+    folder = tmp_path / "run_files/run"
+    assert one.run_file(tmp_path / "run") == folder and f"++{DIAGNOSTICS}.run_file.folder={folder}" in more
+    assert any(word.endswith("costly_every=5") for word in more)
 
 
 def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
@@ -301,9 +359,10 @@ def test_committed_results_are_whole_small_and_nobody_s_folders():
         assert job.file(plan.RESULTS) == path and len(text) < 12_000 and "/tmp" not in text and "/root" not in text
         regime = plan.WORLDS[job.world].regimes[job.regime]
         assert run["steps"] == regime.steps == len(run["curves"]["success"])
-        for key, value in (word.lstrip("+").split("=", 1) for word in (*regime.overrides, *plan.METHODS[job.method].overrides)):
-            assert run["settings"][key] == value, f"{path.name}: the plan has changed since this run"
         world = plan.WORLDS[job.world]
+        for word in (*regime.overrides, *plan.METHODS[job.method].overrides):
+            key, value = word.format(held=world.held).lstrip("+").split("=", 1)
+            assert run["settings"][key] == value, f"{path.name}: the plan has changed since this run"
         assert run["outcome"] == outcome.outcome(run["curves"], run["held_out"], world.splits), (
             f"{path.name}: written by other rules"
         )
@@ -326,7 +385,7 @@ one.main(sys.argv[1:])
 
 def one_run(tmp_path, sleep):
     """bench.one with the trainer's process replaced by one that writes three steps: what is tested is what happens around it."""
-    words = ["household", "healthy", "none", "100", str(tmp_path / "work"), str(tmp_path / "results"), "1", "3"]
+    words = ["household", "healthy", "none", "100", str(tmp_path / "work"), str(tmp_path / "results"), "1", "--steps=3"]
     env = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
     return subprocess.Popen([sys.executable, "-c", FAKE.format(sleep=sleep), *words], env=env)
 
@@ -390,6 +449,7 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
         (["--seeds", "a"], "--seeds a: expected"),
         (["--steps", "3"], "give --results FOLDER"),
         (["--jobs", "0"], "must be at least 1"),
+        (["--diagnose"], "give --results FOLDER"),
         (["--regime", "rate_4e-4"], "give --seeds from 100 up"),
     ],
 )

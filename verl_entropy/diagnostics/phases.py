@@ -16,8 +16,8 @@ and the phase moves by these rules:
     descent     until the level stands above its lowest value within the window, for ``confirm`` steps, by more than
                 log(1 + rise_share), rise_sigmas * noise, wander_sigmas * wander * sqrt(values since the trough / LAG), and
                 ``rise_nats`` in nats. The window is ``window`` steps or ``window_share`` of the run so far, if that is more.
-                What was low for fewer than BOTTOM values has only come back from a dip; so has what is no higher (CLOSE) than the
-                BOTTOM levels before the low stretch, if it had been high for PLATEAU times as long.
+                What was low for fewer than BOTTOM values has only come back from a dip; so has what is no higher (CLOSE) than a
+                plateau from which it had fallen (a dip, a collapse, a wave), if it had been high for PLATEAU times as long as low.
     steady      the same, where the level is not lower than a window before
     eruption    until the level stands ``fall_share`` of the rise (and the noise margin) below its highest value, for
                 ``confirm`` steps
@@ -52,6 +52,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from verl_entropy.config.settings import ConfigError, setting
@@ -81,8 +82,9 @@ COARSE = 64
 """Levels of the whole run kept on the coarse track; when it is full every second goes."""
 BOTTOM = 10
 """Values that the level must have been nearer to its trough than to where it is now: what came down for less only comes back."""
-PLATEAU, CLOSE = 2, 0.1
-"""How much longer than low the level had been high, and how near (in y) it is to that again, where it only comes back."""
+PLATEAU, FALL, EVEN, CLOSE = 0.4, 20, 0.08, 0.1
+"""A rise only comes back where the level had been high for PLATEAU times as long as it was low; BOTTOM levels of that, at most FALL
+before the low stretch, were even (the means of their halves differ by at most EVEN); and it is at most CLOSE above their median (in y)."""
 RUNAWAY_STEADY = 0.8
 """Least share of a slow rise's movement on the coarse track that goes up."""
 FLAT = 0.15
@@ -186,6 +188,20 @@ def _noise(values: list[float]) -> float:
 
 def _log(value: float) -> float:
     return math.log(max(value, 0.0) + LOG_FLOOR)
+
+
+def _stood_there(levels: list[float], level: float, middle: float, place: int) -> bool:
+    """Whether the levels stood as high as ``level`` before they fell below ``middle``, on the way to the trough at ``place``."""
+    edge = next((i for i in range(place, -1, -1) if levels[i] >= middle), -1) + 1  # where the low stretch began
+    high = next((i for i in range(edge - 1, -1, -1) if levels[i] < middle), -1) + 1
+    if edge - high <= PLATEAU * sum(v < middle for v in levels[edge:]):
+        return False
+    for end in range(edge, max(edge - FALL, high + BOTTOM // 2), -1):
+        plateau = levels[max(high, end - BOTTOM) : end]
+        half = len(plateau) // 2
+        if _median(plateau) >= level - CLOSE and abs(fmean(plateau[:half]) - fmean(plateau[half:])) <= EVEN:
+            return True
+    return False
 
 
 class PhaseDetector:
@@ -388,11 +404,7 @@ class PhaseDetector:
         """Whether a rise from the trough, at this place of the levels, only comes back from a dip."""
         middle = 0.5 * (level + trough)
         low = sum(v < middle for v in levels)
-        if low < min(BOTTOM, len(levels) // 2):
-            return True
-        edge = next((i for i in range(place, -1, -1) if levels[i] >= middle), -1) + 1  # where the low stretch began
-        high = next((i for i in range(edge - 1, -1, -1) if levels[i] < middle), -1) + 1
-        return edge - high > PLATEAU * low and sorted(levels[max(high, edge - BOTTOM) : edge])[BOTTOM // 2] >= level - CLOSE
+        return low < min(BOTTOM, len(levels) // 2) or _stood_there(levels, level, middle, place)
 
     def _descent(self, step: int) -> Event | None:
         track = self._entropy
@@ -438,7 +450,10 @@ class PhaseDetector:
             return None
         if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
             return None
-        path = [_log(v) for v, at in self._coarse if at >= onset]
+        levels, middle = [_log(v) for v, _ in self._coarse], 0.5 * (_log(level) + _log(trough))
+        if _stood_there(levels, _log(level), middle, self._coarse.index([trough, onset])):
+            return None
+        path = [v for v, (_, at) in zip(levels, self._coarse, strict=True) if at >= onset]
         path = [*path[:: max(len(path) // 12, 1)], _log(level)]
         moved = sum(abs(b - a) for a, b in pairwise(path))
         if len(path) < 5 or path[-1] - path[0] < RUNAWAY_STEADY * moved:

@@ -210,6 +210,14 @@ def _early_growth(run: Run) -> Advice | None:
     )
 
 
+def _sample_anew(run: Run) -> tuple[str, ...]:
+    """DAPO's dynamic sampling by success, which verl's V1 trainer has; nothing where it is on or RayPPOTrainer runs."""
+    config = run.reader.config
+    if lookup(config, "algorithm.filter_groups.enable") or lookup(config, "trainer.use_v1") is False:
+        return ()
+    return ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc")
+
+
 def _zero_variance(run: Run) -> Advice | None:
     share = _tail(run, P + "group/zero_variance")
     if not share > FEW_GRADIENTS:
@@ -223,7 +231,7 @@ def _zero_variance(run: Run) -> Advice | None:
             "most groups give no gradient: they are solved",
             figure,
             "All rollouts of a task succeed; nothing is left to learn from it. Harder tasks, or drop solved groups.",
-            ("data.train_files=<harder tasks>", "+algorithm.filter_groups.enable=True"),
+            ("data.train_files=<harder tasks>", *_sample_anew(run)),
         )
     if success < 0.1:
         return Advice(
@@ -241,7 +249,7 @@ def _zero_variance(run: Run) -> Advice | None:
         "most groups give no gradient",
         figure,
         "Tasks are too easy or too hard for the group size; step-level credit or other tasks bring differences back.",
-        (*_try("estimator", "gigpo"), "actor_rollout_ref.rollout.n=<more>"),
+        (*_try("estimator", "gigpo"), "actor_rollout_ref.rollout.n=<more>", *_sample_anew(run)),
     )
 
 
@@ -454,8 +462,9 @@ def _harmless(run: Run) -> Advice | None:
         f"duplication: valid actions {float(valid[:TAIL].mean()):.2f} at first, {last:.2f} at the end; success: {end:.2g} at the end",
         "Where a whole group fails, the penalty for invalid actions is all that tells its rollouts apart, and dividing by the group's standard "
         "deviation makes it weigh as much as success elsewhere: the policy learns harmless actions. So ended plain GRPO in the bench's unstable "
-        "household (recipes/bench/README.md), where leaving out the division alone did not keep what was learnt either: the smaller step does.",
-        (_smaller_step(run), "algorithm.norm_adv_by_std_in_grpo=False"),
+        "household (recipes/bench/README.md); sampling anew the groups whose rollouts all fail or all succeed kept every seed from it, leaving "
+        "out the division did not. A smaller step helps, too.",
+        (*_sample_anew(run), _smaller_step(run)),
     )
 
 
