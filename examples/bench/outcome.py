@@ -23,6 +23,8 @@ CURVES = {
     "kl_old": "actor/ppo_kl",
     "generated_tokens": "verl_entropy/rollout/generated_tokens",
     "reused_tokens": "verl_entropy/rollout/reused_tokens",
+    "evicted_groups": "training/filter_groups/evicted_samples",
+    "surplus_groups": "training/filter_groups/discarded_surplus_samples",
 }
 SECONDS = "timing_s/step"
 

@@ -184,7 +184,7 @@ def apart(run: Run) -> tuple[str, str]:
 
 def known(run: Run, name: str) -> list[float]:
     """The values of a curve, without the steps that have none."""
-    return [v for v in run["curves"][name] if v is not None]
+    return [v for v in run["curves"].get(name, ()) if v is not None]
 
 
 def cut(folder: Path) -> list[str]:
@@ -261,6 +261,19 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
     ]
 
 
+def sampled(cells: dict[str, Cell]) -> list[str]:
+    """How many groups dynamic sampling sampled for those that it trained on."""
+    lines = []
+    for method, cell in ((m, c) for m, c in cells.items() if METHODS[m].filtered):
+        more = [sum(sum(known(run, f"{name}_groups")) for name in ("evicted", "surplus")) / run["steps"] for run in cell.values()]
+        each = ", ".join(f"{value:.0f} (seed {seed})" for value, seed in zip(more, cell, strict=True))
+        lines += [
+            f"Groups that {METHODS[method].title} sampled in a step besides those that it trained on, in the mean: {each}.",
+            "",
+        ]
+    return lines
+
+
 def starting(cells: dict[str, Cell]) -> str:
     runs = [run for cell in cells.values() for run in cell.values()]
     first, held = score(runs, "entropy_first"), score(runs, "held_out_first")
@@ -302,6 +315,7 @@ def render(results: Path) -> str:
             f"![success and entropy]({world}-{regime}.png)",
             "",
             *tokens(cells),
+            *sampled(cells),
             *ends(cells),
             *([chosen.reading, ""] if chosen.reading else []),
         ]

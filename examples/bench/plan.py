@@ -122,12 +122,15 @@ WORLDS = {
                 60,
                 (f"{_ACTOR}.optim.lr=6e-4",),
                 "learning rate 6e-4, the lowest at which GRPO learned and lost it again on both tuning seeds",
-                reading="Where GRPO lost everything, valid actions rose to .99 or 1 and entropy of wrong trajectories sank: in a group "
-                "whose rollouts all fail, the penalty for invalid actions is the only difference, and dividing by the group's "
-                "standard deviation makes it weigh as much as success elsewhere, so that the policy learns harmless actions. "
-                "SEAL's run ended there, too. Two controls bear that out and cure nothing: without the division, or without the "
-                "penalty, no run ended there; valid actions fell instead, and runs were lost another way, some after an "
-                "eruption of the wrong trajectories' entropy.",
+                reading="What kills it is a signal, not a level of entropy. Where GRPO lost everything, valid actions rose to .99 or 1 and "
+                "entropy of wrong trajectories sank: in a group whose rollouts all fail, the penalty for invalid actions is the only "
+                "difference, and dividing by the group's standard deviation makes it weigh as much as success elsewhere, so that the "
+                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; SEAL and a held bonus "
+                "ended there, too. Two controls remove one half of the cause each and cure nothing: without the division, or without "
+                "the penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
+                "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples others: "
+                "it kept every seed, at the price in sampled groups that stands above. Its entropy ends where GRPO's does, so a low "
+                "entropy as such harmed nothing here.",
             ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },

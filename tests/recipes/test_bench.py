@@ -79,6 +79,9 @@ def test_dynamic_sampling_is_compared_by_held_out_success_alone(tmp_path):
         stored(tmp_path, "none", seed, 0.5, 0.2 + 0.01 * seed)
         stored(tmp_path, "dynamic_sampling", seed, 0.9, 0.5 + 0.01 * seed)
     cells, title = page.load(tmp_path)["household", "healthy"], plan.METHODS["dynamic_sampling"].title
+    for run in cells["dynamic_sampling"].values():
+        run["curves"] |= {"evicted_groups": [None, *[4.0] * 29], "surplus_groups": [2.0] * 30}
+    assert page.sampled(cells)[0].endswith("6 (seed 0), 6 (seed 1), 6 (seed 2), 6 (seed 3), 6 (seed 4).")
     by_area, by_held_out, _ = page.verdicts(cells)
     assert by_area.endswith("nothing but GRPO was run.") and f"above GRPO: {title}" in by_held_out
     line = page.row("dynamic_sampling", cells["dynamic_sampling"], cells["none"])
