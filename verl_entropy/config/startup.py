@@ -304,8 +304,7 @@ def _odd_lengths(raw: Mapping[str, Any]) -> Iterator[str]:
                 f"{ours}={one:g}, but {ARR}.rollout.{theirs}={other:g}: the sampler and the agent loop go by the second. Leave "
                 f"rollout.{theirs} out (it follows {ours}), or make them equal."
             )
-    prompt = _number(raw, "data.max_prompt_length") or 0
-    response = _number(raw, f"{ARR}.rollout.response_length") or _number(raw, "data.max_response_length") or 0
+    prompt, response = _sizes(raw)
     longest = _number(raw, f"{ARR}.rollout.max_model_len")
     if longest is not None and prompt + response > longest:
         yield (
@@ -320,6 +319,15 @@ def _odd_lengths(raw: Mapping[str, Any]) -> Iterator[str]:
             + f": the model has {positions} positions (max_position_embeddings); what is longer is cut, or the sampler does not "
             "start. Shorten them, or take a model with a longer context."
         )
+
+
+def _sizes(raw: Mapping[str, Any]) -> tuple[float, float]:
+    """Most tokens of a prompt and of a response, as the sampler and the agent loop take them."""
+    prompt, response = (
+        _number(raw, f"{ARR}.rollout.{part}_length") or _number(raw, f"data.max_{part}_length") or 0
+        for part in ("prompt", "response")
+    )
+    return prompt, response
 
 
 def _positions(model: Any) -> tuple[int | None, bool]:
@@ -388,7 +396,7 @@ def _odd_rollout(raw: Mapping[str, Any]) -> Iterator[str]:
             f"{rollout}.val_kwargs.n={repeats:g}: without sampling the responses to one prompt are alike. Set val_kwargs.do_sample=True and "
             "val_kwargs.temperature=1.0, or val_kwargs.n=1."
         )
-    longest = sum(_number(raw, f"data.max_{part}_length") or 0 for part in ("prompt", "response"))
+    longest = sum(_sizes(raw))
     for switch, key in (
         (f"{ARR}.actor.use_dynamic_bsz", f"{ARR}.actor.ppo_max_token_len_per_gpu"),
         (f"{rollout}.log_prob_use_dynamic_bsz", f"{rollout}.log_prob_max_token_len_per_gpu"),
@@ -396,7 +404,7 @@ def _odd_rollout(raw: Mapping[str, Any]) -> Iterator[str]:
         most = (_number(raw, key) or math.inf) * (_number(raw, f"{ARR}.actor.ulysses_sequence_parallel_size") or 1)
         if lookup(raw, switch, False) and most < longest:
             yield (
-                f"{key}={_number(raw, key):g}: below data.max_prompt_length + data.max_response_length = {longest:g}; verl stops at the first "
+                f"{key}={_number(raw, key):g}: below prompt + response length = {longest:g}; verl stops at the first "
                 f"row that is longer. Set it to {longest:g} or more."
             )
 
