@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.claims import claims
 from bench.outcome import curves, held_out, outcome, step_seconds
 from bench.plan import METHODS, ROOT, WORLDS, Job
 from verl_entropy.cpu.launch import cpu_env
@@ -183,6 +184,7 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose:
                 "machine": machine(at_once),
                 "ended": time.strftime("%Y-%m-%d", time.gmtime()),
                 "held_out": held,
+                "claims": claims(logged),
                 "curves": found,
                 "settings": settings(overrides, work),
             },

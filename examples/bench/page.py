@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.claims import PREDICTORS, WINDOWS
 from bench.outcome import COLLAPSED, ENDS, ERUPTED, halved, running
 from bench.plan import BASE, METHODS, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
@@ -22,6 +23,8 @@ JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out succe
 """What methods are told apart by."""
 CUT = "cut"
 """Folder beside the results of runs that did not reach their last step."""
+LEAST_RUNS = 5
+"""Runs without which nothing is said of causes."""
 RATE = "actor_rollout_ref.actor.optim.lr"
 Run = dict[str, Any]
 Cell = dict[int, Run]
@@ -274,6 +277,45 @@ def sampled(cells: dict[str, Cell]) -> list[str]:
     return lines
 
 
+def told_of_causes(cells: dict[str, Cell]) -> list[str]:
+    """Whether what the papers say moves entropy did, over the runs of a regime that recorded it."""
+    runs = [run["claims"] for cell in cells.values() for run in cell.values() if run.get("claims", {}).get("predictors")]
+    if len(runs) < LEAST_RUNS:
+        return []
+    lines = [
+        f"What the papers say moves entropy, over {len(runs)} runs of all methods: Spearman's rank correlation of a predictor with the change "
+        "of entropy that follows, both averaged over so many steps, in each run (0: it tells nothing; a trend alone gives none), and mean and "
+        "95 % interval of that over the runs.",
+        "",
+        f"| predictor | {' | '.join(f'over {w}' for w in WINDOWS)} |",
+        "|" + "---|" * (1 + len(WINDOWS)),
+    ]
+    for name, title in PREDICTORS.items():
+        columns = [over([run["predictors"].get(name, {}).get(str(w)) for run in runs]) for w in WINDOWS]
+        if any(columns):
+            lines.append(f"| {title} | {' | '.join(columns)} |")
+    turns = [run["turns"] for run in runs if run["turns"]]
+    if len(turns) >= LEAST_RUNS:
+        early, late, together, leads, follows = (
+            over([t[key] for t in turns]) for key in ("early", "late", "together", "early_leads", "late_leads")
+        )
+        lines += [
+            "",
+            f"EPO's cascade, in which late turns inherit what early ones explored: entropy of the first two turns {early}, of the last two "
+            f"{late}; rank correlation of their changes over 5 steps {together}, of early changes with late ones a mean later "
+            f"{leads}, of late ones with early ones a mean later {follows}.",
+        ]
+    return [*lines, ""]
+
+
+def over(values: Sequence[float | None]) -> str:
+    """Mean and 95 % interval of Student's t; empty under LEAST_RUNS."""
+    known = [v for v in values if v is not None]
+    if len(known) < LEAST_RUNS:
+        return ""
+    return difference([known], [[0.0] * len(known)]).text()
+
+
 def starting(cells: dict[str, Cell]) -> str:
     runs = [run for cell in cells.values() for run in cell.values()]
     first, held = score(runs, "entropy_first"), score(runs, "held_out_first")
@@ -317,6 +359,7 @@ def render(results: Path) -> str:
             *tokens(cells),
             *sampled(cells),
             *ends(cells),
+            *told_of_causes(cells),
             *([chosen.reading, ""] if chosen.reading else []),
         ]
     if not runs:

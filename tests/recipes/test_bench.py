@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from bench import __main__ as command  # noqa: E402
-from bench import bandit, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
+from bench import bandit, claims, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
 
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS  # noqa: E402
 
@@ -465,3 +465,52 @@ def test_wrong_words_are_refused(words, message, capsys):
 def test_too_many_threads_are_refused_with_the_fix():
     with pytest.raises(SystemExit, match="sysctl -w kernel"):
         command.check_threads(10**6)
+
+
+def test_a_predictor_is_held_against_the_change_that_follows_it():
+    rng = np.random.default_rng(0)
+    moves = rng.normal(size=80)
+    entropy = 1 + 0.01 * np.concatenate([[0.0], np.cumsum(moves)])[:80]  # what step t predicts is seen from t + 1 on
+    steps = {
+        s + 1: {
+            "actor/entropy": entropy[s],
+            "verl_entropy/predictor/covariance": moves[s],
+            "verl_entropy/predictor/repo": -moves[s],
+            "verl_entropy/aem_drift/surprisal": moves[s - 1] if s else 0.0,  # what has happened already
+            "verl_entropy/aem_drift/entropy_proxy": 0.3,
+            **({"verl_entropy/interference/drift_negative": moves[s : s + 5].sum()} if s % 5 == 0 else {}),
+        }
+        for s in range(80)
+    }
+    found = claims.claims(steps)["predictors"]
+    assert found["predictor/covariance"]["1"] == pytest.approx(1.0) and found["predictor/repo"]["1"] == pytest.approx(-1.0)
+    assert abs(found["aem_drift/surprisal"]["1"]) < 0.4 and "aem_drift/entropy_proxy" not in found
+    assert found["predictor/covariance"]["5"] > 0.4 and found["predictor/covariance"]["10"] > 0.2
+    assert found["interference/drift_negative"] == {"5": pytest.approx(1.0)}
+    assert claims.claims({s: steps[s] for s in range(1, 6)})["predictors"] == {}
+
+
+def test_which_turns_lead_is_told():
+    rng = np.random.default_rng(1)
+    blocks = rng.normal(size=21).cumsum()
+    early, late = np.repeat(blocks[1:], 5), np.repeat(blocks[:-1], 5)  # late turns do what early ones did a mean before
+    steps = {
+        s + 1: {"actor/entropy": 1.0, **{f"verl_entropy/turn_entropy/{k}": (early if k < 2 else late)[s] for k in range(4)}}
+        for s in range(100)
+    }
+    found = claims.claims(steps)["turns"]
+    assert found["early_leads"] == pytest.approx(1.0) and abs(found["late_leads"]) < 0.6
+    short = {s: {k: v for k, v in data.items() if not k.endswith("/3")} for s, data in steps.items()}
+    assert claims.claims(short)["turns"] == {}
+
+
+def test_causes_are_told_over_runs_that_recorded_them():
+    run = {"claims": {"predictors": {"predictor/covariance": {"1": 0.1, "5": 0.3, "10": None}}, "turns": {}}}
+    cells = {"none": dict.fromkeys(range(4), run), "gigpo": {0: {}}}
+    assert page.told_of_causes(cells) == []
+    cells["seal"] = {0: run}
+    text = "\n".join(page.told_of_causes(cells))
+    assert (
+        "over 5 runs" in text and "| -Cov(A, log pi) (arXiv 2505.22617) | 0.10 (0.10 to 0.10) | 0.30 (0.30 to 0.30) |  |" in text
+    )
+    assert "EPO's cascade" not in text and "REPO" not in text
