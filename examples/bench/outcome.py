@@ -99,15 +99,19 @@ def halved(run: Mapping[str, Any]) -> bool:
     return run["outcome"]["held_out_final"] <= 0.5 * run["outcome"]["held_out_best"]
 
 
+def lost(run: Mapping[str, Any]) -> list[str]:
+    """In which ways a run was lost."""
+    found = run["outcome"]
+    ways = [name for name in ("collapsed", "erupted") if found[name]]
+    ways += ["held out halved"] if halved(run) else []
+    return ways + (["lost half"] if found["lost_half"] and not METHODS[run["method"]].filtered else [])
+
+
 def told(run: Mapping[str, Any]) -> str:
     """A run in one line."""
     found = run["outcome"]
-    flags = [name.replace("_", " ") for name in ("collapsed", "erupted") if found[name]]
-    flags += ["held out halved"] if halved(run) else []
-    if found["lost_half"] and not METHODS[run["method"]].filtered:
-        flags.append("lost half")
     return (
         f"{METHODS[run['method']].title}, seed {run['seed']}: held-out success {found['held_out_first']:.2f} -> "
         f"{found['held_out_best']:.2f} at best -> {found['held_out_final']:.2f}, entropy {found['entropy_start']:.3f} -> "
-        f"{found['entropy_highest']:.3f} at most -> {found['entropy_final']:.3f} nats a token: {', '.join(flags) or 'nothing lost'}"
+        f"{found['entropy_highest']:.3f} at most -> {found['entropy_final']:.3f} nats a token: {', '.join(lost(run)) or 'nothing lost'}"
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.claims import PREDICTORS, WINDOWS
-from bench.outcome import COLLAPSED, ENDS, ERUPTED, halved, running
+from bench.outcome import COLLAPSED, ENDS, ERUPTED, halved, lost, running
 from bench.plan import BASE, METHODS, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
@@ -218,7 +218,10 @@ def ends(cells: dict[str, Cell]) -> list[str]:
     base = [run["outcome"]["lost_half"] for run in cells.get(BASE, {}).values()]
     if sum(base) <= len(base) / 2:
         return []
+    counts = [f"{METHODS[m].title} {sum(bool(lost(run)) for run in cell.values())} of {len(cell)}" for m, cell in cells.items()]
     lines = [
+        f"Runs that collapsed, erupted, or lost half of their success in training or held out: {'; '.join(counts)}.",
+        "",
         f"How each run went: success of {ENDS} steps, valid actions, and entropy of wrong trajectories (means of {ENDS} steps; the highest of "
         f"{ENDS // 2}), and the largest KL between the policies before and after the updates of a step.",
         "",

@@ -147,9 +147,15 @@ def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
         found = outcome.curves(steps)
         held = outcome.held_out(steps, plan.WORLDS["household"])
         cells[method] = {
-            0: {"seed": 0, "curves": found, "outcome": outcome.outcome(found, held, plan.WORLDS["household"].splits)}
+            0: {
+                "seed": 0,
+                "method": method,
+                "curves": found,
+                "outcome": outcome.outcome(found, held, plan.WORLDS["household"].splits),
+            }
         }
     lines = page.ends(cells)
+    assert lines[0].endswith("or held out: GRPO 1 of 1; SEAL 0 of 1.")
     assert "| GRPO | 0 | 0.40 -> 0.00 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
     assert "| SEAL | 0 | 0.40 -> 0.40 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
     assert page.ends({"none": cells["seal"], "seal": cells["none"]}) == []
