@@ -130,7 +130,8 @@ WORLDS = {
                 "the penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
                 "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples others: "
                 "it kept every seed, at the price in sampled groups that stands above. Its entropy ends where GRPO's does, so a low "
-                "entropy as such harmed nothing here. `bash examples/box.sh` trains one run of GRPO and one of dynamic sampling, and shows them.",
+                "entropy as such harmed nothing here. `bash examples/box.sh` trains one run of GRPO "
+                "and one of dynamic sampling, and shows them.",
             ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
