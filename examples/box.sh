@@ -19,7 +19,10 @@ export PYTHON
 work=.box
 previous=
 for word in "$@"; do
-  [ "$previous" = --work ] && work=$word
+  case "$previous=$word" in
+    *=--work=*) work=${word#--work=} ;;
+    --work=*) work=$word ;;
+  esac
   previous=$word
 done
 exec bash "$root/examples/bench.sh" --world household --regime unstable --method none,dynamic_sampling --seeds 0 --jobs 2 --diagnose \

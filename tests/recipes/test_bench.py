@@ -122,6 +122,8 @@ def test_the_box_trains_grpo_and_the_remedy_with_interference(tmp_path):
         [2],
     )
     assert args.diagnose and args.work == Path("w") and args.results == Path("w/results")
+    found = subprocess.run(["bash", str(script), "--jobs", "1", "--work=v"], env=env, text=True, capture_output=True, check=True)
+    assert command.arguments(ast.literal_eval(found.stdout)).results == Path("v/results")
     usage = subprocess.run(["bash", str(script), "--help"], env=env, text=True, capture_output=True, check=True)
     assert "bash examples/box.sh [--seeds 0]" in usage.stdout and "bench.sh's" in usage.stdout
     job = plan.Job("household", "unstable", "dynamic_sampling", 0)
