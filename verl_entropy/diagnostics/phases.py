@@ -72,7 +72,7 @@ LOG_FLOOR = 0.01
 """Nats added before the logarithm: below that, relative changes mean nothing."""
 LAG = 8
 """Values over which a level's wandering is measured."""
-FRESH = 3
+FRESH = 5
 """Values after a resume whose median is compared with the level before it."""
 SIGN_CONFIRM = 2
 """Values in a row that switch an early sign on."""
@@ -343,7 +343,7 @@ class PhaseDetector:
         if self._resume[1] > 0:
             return []
         before, level = self._resume[0], self._entropy.level
-        self._resume, self._since = None, self.seen - FRESH
+        self._resume, self._since = None, self.seen - 1
         change = abs(_log(level) - _log(before))
         if change <= math.log1p(self.settings.rise_share) or abs(level - before) <= self.settings.rise_nats:
             return []
@@ -393,7 +393,7 @@ class PhaseDetector:
             return False, 0.0
         first = max(fresh, place - s.noise_window)
         before = track.values[first : place + 1]
-        noise = _noise([_log(v) for v in (before if len(before) >= LAG else track.values[-s.noise_window :])])
+        noise = _noise([_log(v) for v in (before if len(before) >= LAG else track.values[first : first + LAG + 1])])
         levels = [_log(v) for v in track.levels[first : place + 1]]
         ups = sorted(max(b - a, 0.0) for a, b in zip(levels, levels[LAG:], strict=False))
         wander = ups[int(0.85 * len(ups))] if len(ups) >= LAG else 0.0
@@ -436,7 +436,7 @@ class PhaseDetector:
         """A step change: undone, or an eruption after ``stay`` steps."""
         at, trough, reached, onset, noise = self._jump
         if self._entropy.level - trough < 0.5 * (reached - trough):
-            self._jump, self._since = None, self.seen
+            self._jump = None
             return None
         return self._erupt("eruption", step, int(onset), trough, noise) if step - at >= self.settings.stay else None
 
