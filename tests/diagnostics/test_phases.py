@@ -233,7 +233,7 @@ def test_a_rough_start_is_no_runaway():
 
 
 def test_the_real_runs_that_erupted_are_found_and_few_others_alarm():
-    """Of the bench, rises out of the first steps and after an undone jump among them: one burst of four steps is called a step change, and one run alarms whose rise ended just below the bench's own bound
-    while its success died."""
+    """Of the bench, rises out of the first steps and after an undone jump among them: one burst of four steps is called a step change,
+    and one run alarms whose rise ended just below the bench's own bound while its success died."""
     ours = simulate.evaluate_bench(["ours"])["ours"]
     assert ours["found"] >= ours["erupted"] - 1 >= 7 and ours["alarmed"] <= 1 and ours["calm"] >= 54
