@@ -21,6 +21,8 @@ from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, int
 FLAGS = ("collapsed", "erupted", "lost_half")
 JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out success", "entropy_final": "entropy at the end"}
 """What methods are told apart by."""
+AGAIN = "again"
+"""Folder beside the results of runs that were made a second time."""
 CUT = "cut"
 """Folder beside the results of runs that did not reach their last step."""
 LEAST_RUNS = 5
@@ -213,6 +215,31 @@ def cut(folder: Path) -> list[str]:
     return lines
 
 
+def reruns(folder: Path, found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
+    """Runs of a cell made again from nothing, beside the cell's interval."""
+    lines = []
+    for path in sorted(folder.glob("*/*/*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        cell = found[run["world"], run["regime"]][run["method"]]
+        interval, first = interquartile_mean([score(cell.values(), "held_out_final")]), cell[run["seed"]]["outcome"]
+        lines.append(
+            f"- {WORLDS[run['world']].title}, {run['regime']}, {METHODS[run['method']].title}, seed {run['seed']}, commit {run['commit']}: "
+            f"held-out success at the end {run['outcome']['held_out_final']:.2f}, in the table {first['held_out_final']:.2f} "
+            f"for this seed and {interval.text()} for the cell."
+        )
+    if not lines:
+        return []
+    return [
+        "## Made again",
+        "",
+        "From nothing (data, warm start, training), another time. The sampler's batches depend on the order in which episodes end, so a seed "
+        "does not give the same run twice.",
+        "",
+        *lines,
+        "",
+    ]
+
+
 def ends(cells: dict[str, Cell]) -> list[str]:
     """A row a run, where GRPO lost half in most seeds: how it went down, or did not."""
     base = [run["outcome"]["lost_half"] for run in cells.get(BASE, {}).values()]
@@ -403,6 +430,7 @@ def render(results: Path) -> str:
         "",
         *(tuning(results) or ["- none reached its end: the rates come from single runs of an earlier commit."]),
         "",
+        *reruns(results.parent / AGAIN, found),
         *cut(results.parent / CUT),
         "## Where the runs come from",
         "",

@@ -512,6 +512,18 @@ def test_which_turns_lead_is_told():
     assert claims.claims(short)["turns"] == {}
 
 
+def test_a_run_made_again_stands_beside_its_cell(tmp_path):
+    for seed in range(5):
+        stored(tmp_path / "results", "none", seed, 0.5, 0.2 + 0.01 * seed)
+    assert "Made again" not in page.render(tmp_path / "results")
+    stored(tmp_path / page.AGAIN, "none", 1, 0.5, 0.23)
+    text = page.render(tmp_path / "results")
+    assert (
+        "seed 1, commit abc: held-out success at the end 0.23, in the table 0.21 for this seed and 0.22 (0.20 to 0.24) for the cell."
+        in text
+    )
+
+
 def test_causes_are_told_over_runs_that_recorded_them():
     run = {"claims": {"predictors": {"predictor/covariance": {"1": 0.1, "5": 0.3, "10": None}}, "turns": {}}}
     cells = {"none": dict.fromkeys(range(4), run), "gigpo": {0: {}}}
