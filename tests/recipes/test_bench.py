@@ -519,7 +519,7 @@ def test_a_run_made_again_stands_beside_its_cell(tmp_path):
     stored(tmp_path / page.AGAIN, "none", 1, 0.5, 0.23)
     text = page.render(tmp_path / "results")
     assert (
-        "seed 1, commit abc: held-out success at the end 0.23, in the table 0.21 for this seed and 0.22 (0.20 to 0.24) for the cell."
+        "seed 1, commit abc: held-out success at the end 0.23, in the table 0.21 for this seed and 0.22 (0.20 to 0.23) for the cell."
         in text
     )
 
