@@ -15,6 +15,7 @@ pytestmark = pytest.mark.real
 N = 6
 LOOPS = {"again": "colours:Colours", "cloned": "household"}
 TOOLS = "tools"
+UPDATE = ("actor/grad_norm", "actor/loss", "actor/pg_loss", "verl_entropy/aepo/ppo_kl")
 
 
 def inputs(folder):
@@ -95,11 +96,13 @@ def test_both_environments_branch_in_every_step(runner, whole):
 
 
 def test_a_resumed_step_is_the_uninterrupted_one(runner, whole):
-    """The same leaves, token for token. Metrics agree up to the order in which rows and requests come, which the load decides."""
+    """The same leaves, token for token. Metrics agree up to the order in which rows and requests come, which the load decides: those of
+    the update (UPDATE) depend on which mini-batch a row falls into, and are only close."""
     resume = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={whole.folder}/global_step_1")
     dump = f"trainer.rollout_data_dir={runner.folder}/branching-again-dump"
     again = runner.run("branching-again", *inputs(runner.folder), *resume, dump)
     assert sorted(again.steps) == [2]
     assert texts(runner.folder / "branching-again-dump/2.jsonl") == texts(runner.folder / "branching-dump/2.jsonl")
     for key in differing(whole.steps[2], again.steps[2]):
-        assert again.steps[2][key] == pytest.approx(whole.steps[2][key], rel=1e-4, abs=1e-6), key
+        rel, least = (0.1, 1e-3) if key.startswith(UPDATE) else (1e-4, 1e-6)
+        assert again.steps[2][key] == pytest.approx(whole.steps[2][key], rel=rel, abs=least), key
