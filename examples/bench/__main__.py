@@ -93,6 +93,7 @@ def check_threads(at_once: int) -> None:
 def run_all(missing: list[Job], args: argparse.Namespace) -> int:
     """Train, ``args.jobs`` runs at once; returns how many failed. A signal ends the runs, too."""
     waiting, running, failed, start = list(missing), {}, 0, time.time()
+    options = [*([f"--steps={args.steps}"] if args.steps else []), *(["--diagnose"] if args.diagnose else [])]
 
     def stop(signum: int, frame: object) -> None:
         for process in running:
@@ -105,7 +106,6 @@ def run_all(missing: list[Job], args: argparse.Namespace) -> int:
         while waiting and len(running) < args.jobs:
             job = waiting.pop(0)
             words = [job.world, job.regime, job.method, str(job.seed), str(args.work), str(args.results), str(args.jobs)]
-            options = [*([f"--steps={args.steps}"] if args.steps else []), *(["--diagnose"] if args.diagnose else [])]
             command = [sys.executable, "-m", "bench.one", *words, *options]
             running[subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)] = job
             print(f"{time.time() - start:6.0f} s  start  {job.label()}", flush=True)
@@ -135,7 +135,7 @@ def report(every: list[Job], args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs, then the page; exit status 1 if a run failed."""
-    args, failed, every = arguments(argv), 0, []
+    args, failed = arguments(argv), 0
     if not args.page:
         every = jobs(args.worlds, args.regimes, args.methods, args.seeds)
         missing = [job for job in every if not job.file(args.results).is_file()]
@@ -144,8 +144,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         check_threads(min(args.jobs, len(missing)))
         failed = run_all(missing, args)
-    if args.diagnose:
-        report(every, args)
+        if args.diagnose:
+            report(every, args)
     if args.results.resolve() == RESULTS:
         from bench.page import write_page
 

@@ -25,7 +25,10 @@ TURN = "verl_entropy/turn_entropy/"
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Spearman's, of values without ties, over the pairs that are finite; None under LEAST of them or where one stands still."""
+    """Spearman's, of values without ties, over the pairs that are finite; None under LEAST of them or where one stands still.
+
+    By numpy alone: the environment of ``box.sh`` has no scipy.
+    """
     pairs = np.array([one, other], dtype=float)
     pairs = pairs[:, np.isfinite(pairs).all(0)]
     if pairs.shape[1] < LEAST or (pairs == pairs[:, :1]).all(1).any():
@@ -73,28 +76,20 @@ def early_and_late(steps: Sequence[Mapping[str, float]], width: int = 5) -> dict
 
 
 def claims(logged: Mapping[int, Mapping[str, float]]) -> dict[str, dict]:
-    """``predictors`` by name and window, and ``turns``, of the steps that trained."""
+    """``predictors`` by name and window in steps, and ``turns``, of the steps that trained.
+
+    A costly predictor is there every few steps only: each of these is a window of its own.
+    """
     steps = [logged[s] for s in sorted(logged) if ENTROPY in logged[s]]
     entropy = [data[ENTROPY] for data in steps]
     found = {}
     for name in PREDICTORS:
         at = [i for i, data in enumerate(steps) if f"verl_entropy/{name}" in data]
-        every = (
-            int(np.median(np.diff(at))) if len(at) > 1 else 0
-        )  # costly ones are there at some steps only, each then a window of its own
-        values = {
-            str(w): followed([steps[i][f"verl_entropy/{name}"] for i in at], [entropy[i] for i in at], w)
-            for w in WINDOWS
-            if every == 1
-        }
-        if every > 1:
-            values = {str(every): _sparse(at, [steps[i][f"verl_entropy/{name}"] for i in at], entropy)}
+        if len(at) < 2:
+            continue
+        every = int(np.median(np.diff(at)))
+        predicted, then = [steps[i][f"verl_entropy/{name}"] for i in at], [entropy[i] for i in at]
+        values = {str(w * every): followed(predicted, then, w) for w in (WINDOWS if every == 1 else (1,))}
         if any(value is not None for value in values.values()):
             found[name] = values
     return {"predictors": found, "turns": early_and_late(steps)}
-
-
-def _sparse(at: Sequence[int], values: Sequence[float], entropy: Sequence[float]) -> float | None:
-    """The same where the predictor has a value at some steps only: the change from there to the next of them."""
-    pairs = [(v, entropy[b] - entropy[a]) for v, a, b in zip(values, at, at[1:], strict=False)]
-    return rank_correlation([v for v, _ in pairs], [c for _, c in pairs])

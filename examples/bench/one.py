@@ -28,11 +28,10 @@ from bench.outcome import curves, held_out, outcome, step_seconds
 from bench.plan import METHODS, ROOT, WORLDS, Job
 from verl_entropy.cpu.launch import cpu_env
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
-from verl_entropy.quickstart.__main__ import read_metrics
+from verl_entropy.quickstart.__main__ import COSTLY_EVERY, read_metrics
 
 FORMAT = 1
 PACKAGES = ("verl-entropy", "verl", "torch", "transformers", "ray", "numpy")
-COSTLY_EVERY = 5
 BUSY = 3
 """Exit status: another process trains this run."""
 STARTS = 3
@@ -66,6 +65,7 @@ def words(job: Job, folder: Path, run: Path, steps: int, diagnose: bool = False)
     ``diagnose``: a run file in ``run_file(run)``, and the costly metrics (interference among them) every COSTLY_EVERY steps.
     """
     world, method = WORLDS[job.world], METHODS[job.method]
+    seen = (f"++{DIAGNOSTICS}.run_file.folder={run_file(run)}", f"++{DIAGNOSTICS}.costly_every={COSTLY_EVERY}")
     return [
         *importlib.import_module(world.module).words(folder, job.seed, run, steps, method.presets),
         "trainer.save_freq=-1",  # a run that was cut begins anew
@@ -73,11 +73,7 @@ def words(job: Job, folder: Path, run: Path, steps: int, diagnose: bool = False)
         "++ray_kwargs.ray_init.address=local",
         *world.regimes[job.regime].overrides,
         *(word.format(held=world.held) for word in method.overrides),
-        *(
-            [f"++{DIAGNOSTICS}.run_file.folder={run_file(run)}", f"++{DIAGNOSTICS}.costly_every={COSTLY_EVERY}"]
-            if diagnose
-            else []
-        ),
+        *(seen if diagnose else ()),
     ]
 
 

@@ -33,11 +33,15 @@ Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
 
 
+def stored(folder: Path) -> list[Run]:
+    """The result files below a folder, in the order of their names."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*/*.json"))]
+
+
 def load(results: Path, tuning: bool = False) -> dict[tuple[str, str], dict[str, Cell]]:
     """Cells by (world, regime) and method, in the plan's order; the tuning seeds' only if asked for."""
     found: dict[tuple[str, str], dict[str, Cell]] = {}
-    for path in sorted(results.glob("*/*/*.json")):
-        run = json.loads(path.read_text(encoding="utf-8"))
+    for run in stored(results):
         if (run["seed"] >= TUNING_SEEDS) == tuning:
             found.setdefault((run["world"], run["regime"]), {}).setdefault(run["method"], {})[run["seed"]] = run
     order = [(w, r) for w in WORLDS for r in WORLDS[w].regimes if (w, r) in found]
@@ -194,7 +198,7 @@ def known(run: Run, name: str) -> list[float]:
 
 def cut(folder: Path) -> list[str]:
     """Runs that did not reach their last step, with how they began and how they stood."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*/*.json"))]
+    runs = stored(folder)
     if not runs:
         return []
     lines = ["## Cut runs", "", "In no table and no figure; success and entropy are means of five steps.", ""]
@@ -218,8 +222,7 @@ def cut(folder: Path) -> list[str]:
 def reruns(folder: Path, found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
     """Runs of a cell made again from nothing, beside the cell's interval."""
     lines = []
-    for path in sorted(folder.glob("*/*/*.json")):
-        run = json.loads(path.read_text(encoding="utf-8"))
+    for run in stored(folder):
         cell = found[run["world"], run["regime"]][run["method"]]
         interval, first = interquartile_mean([score(cell.values(), "held_out_final")]), cell[run["seed"]]["outcome"]
         lines.append(
@@ -272,9 +275,7 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
     base = cells.get(BASE, {})
     for method, cell in cells.items():
         for seed, run in cell.items():
-            generated, reused = (
-                sum(v or 0.0 for v in run["curves"].get(f"{name}_tokens", ())) for name in ("generated", "reused")
-            )
+            generated, reused = (sum(known(run, f"{name}_tokens")) for name in ("generated", "reused"))
             if reused:
                 gain = f"{run['outcome']['auc'] - base[seed]['outcome']['auc']:+.3f}" if seed in base else ""
                 lines.append(
@@ -340,10 +341,8 @@ def told_of_causes(cells: dict[str, Cell]) -> list[str]:
 
 def over(values: Sequence[float | None]) -> str:
     """Mean and 95 % interval of Student's t; empty under LEAST_RUNS."""
-    known = [v for v in values if v is not None]
-    if len(known) < LEAST_RUNS:
-        return ""
-    return difference([known], [[0.0] * len(known)]).text()
+    found = [v for v in values if v is not None]
+    return difference([found], [[0.0] * len(found)]).text() if len(found) >= LEAST_RUNS else ""
 
 
 def starting(cells: dict[str, Cell]) -> str:

@@ -527,31 +527,18 @@ def test_advice_names_what_exists(runs):
     assert set(methods) & keys and all(m in keys or "optim.lr=" in m for m in methods)
 
 
+HARMLESS = {
+    "verl_entropy__success": lambda s: 0.3 if s < 30 else 0.0,
+    "verl_entropy__valid_action_ratio": lambda s: 0.75 if s < 30 else 0.99,
+    "verl_entropy__entropy": 0.2,
+}
 PLANTED = {
     "not finite": ({"verl_entropy__entropy": lambda s: 0.4 if s <= 30 else float("nan")}, {}, "clip_grad", ""),
     "never did anything": ({"verl_entropy__active": 0.0, "verl_entropy__entropy": 0.4}, {}, "doctor", ""),
     "success fell": ({"critic__score__mean": lambda s: 0.7 if s < 30 else 0.2, "verl_entropy__entropy": 0.4}, {}, "lr=", ""),
     "low from the start": ({"verl_entropy__entropy": 0.03}, {}, "repo_r_bidirectional", ""),
-    "valid actions instead": (
-        {
-            "verl_entropy__success": lambda s: 0.3 if s < 30 else 0.0,
-            "verl_entropy__valid_action_ratio": lambda s: 0.75 if s < 30 else 0.99,
-            "verl_entropy__entropy": 0.2,
-        },
-        {},
-        "filter_groups.metric=acc",
-        "",
-    ),
-    "valid actions instead ": (
-        {
-            "verl_entropy__success": lambda s: 0.3 if s < 30 else 0.0,
-            "verl_entropy__valid_action_ratio": lambda s: 0.75 if s < 30 else 0.99,
-            "verl_entropy__entropy": 0.2,
-        },
-        {"algorithm.filter_groups.enable": True},
-        "lr=",
-        "filter_groups",
-    ),
+    "valid actions instead": (HARMLESS, {}, "filter_groups.metric=acc", ""),
+    "valid actions instead ": (HARMLESS, {"algorithm.filter_groups.enable": True}, "lr=", "filter_groups"),
     "no entropy": ({"timing_s__step": 1.0}, {}, "diagnostics", ""),
     "they are solved": ({"verl_entropy__group__zero_variance": 0.8, "critic__score__mean": 1.0}, {}, "harder", "gigpo"),
     "they fail": ({"verl_entropy__group__zero_variance": 0.8, "critic__score__mean": 0.0}, {}, "easier", "gigpo"),
