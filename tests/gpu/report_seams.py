@@ -19,6 +19,7 @@ SEAMS = {
     "SEAL head": "verl_entropy/seal/loss",
 }
 
+ROLLOUT = ("verl_entropy/rollout/", "verl_entropy/branching/")
 TIMING, OURS = "timing_s/", "verl_entropy/timing_s/"
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "save_checkpoint", "update_weights")
 
@@ -74,6 +75,7 @@ def main(out: str, name: str, last: str) -> int:
         "rows": [step.get("verl_entropy/rows", step.get("verl_entropy/turns")) for step in steps],
         "seams": rows,
         "last_step": {key: round(float(steps[-1][key]), 6) for key in SEAMS.values()},
+        "rollout": {key: round(float(value), 6) for key, value in sorted(steps[-1].items()) if key.startswith(ROLLOUT)},
         "rollout_probs_diff_mean": float(steps[-1].get("training/rollout_probs_diff_mean", float("nan"))),
         "timing_s": timing,
     }

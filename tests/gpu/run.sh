@@ -7,6 +7,8 @@
 #   seams      verl's trainer with vLLM, four steps with every seam in use (seams.sh)
 #   resume     the same run resumed from its checkpoint, under colocate_async
 #   fp16       two steps with trainer and vLLM in fp16
+#   ray        three steps of RayPPOTrainer (trainer.use_v1=False)
+#   branching  three steps of rollouts that branch, and what vLLM had of their prompts in its cache
 #   presets    an update with every preset on the card
 #   engine     the engine's other tests on the card
 #   kernels    the Triton kernels against float64
@@ -15,12 +17,12 @@
 #   step       three steps with the layers of Qwen2.5-1.5B, and our share of them
 #   head       what SEAL's head costs an update
 #   overheads  memory and time of entropy with gradient by path
-# What does not time runs while seams starts (its steps are timed), fp16 and the engine's tests beside resume, and the last three alone
+# What does not time runs while seams starts (its steps are timed), fp16, branching and the engine's tests beside resume and ray, and the last three alone
 # at the end, because they time. With two cards visible the engine's tests run on two ranks, too. A stage that fails stops no other; the
 # exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a training installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all=(seams resume fp16 presets engine kernels numerics clip step head overheads)
+all=(seams resume fp16 ray branching presets engine kernels numerics clip step head overheads)
 usage="usage: run.sh MODEL OUT [$(IFS='|'; echo "${all[*]}")...]"
 model=${1:?$usage}
 out=$(realpath -m "${2:?$usage}")
@@ -70,13 +72,21 @@ apart() { # NAME STEPS MODEL OVERRIDES...: a training in a folder of its own
   NAME=$name STEPS=$steps bash "$here/seams.sh" "$model" "$out/$name" "$@" && cp "$out/$name/$name.json" "$out"
 }
 
-fp16() { # with smaller micro-batches and cache, since it shares the card
-  local actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout
-  rm -rf "$out/fp16"
-  apart fp16 2 "$model" "++$actor.fsdp_config.mixed_precision.param_dtype=fp16" "$rollout.dtype=float16" \
-    "$actor.ppo_max_token_len_per_gpu=16384" "$rollout.log_prob_max_token_len_per_gpu=32768" \
-    "$rollout.gpu_memory_utilization=0.1" "$rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4000000000"
+beside() { # NAME STEPS OVERRIDES...: a training with smaller micro-batches and cache, since it shares the card
+  local name=$1 steps=$2 actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout
+  shift 2
+  rm -rf "${out:?}/$name"
+  apart "$name" "$steps" "$model" "$actor.ppo_max_token_len_per_gpu=16384" "$rollout.log_prob_max_token_len_per_gpu=32768" \
+    "$rollout.gpu_memory_utilization=0.1" "$rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4000000000" "$@"
 }
+
+fp16() {
+  beside fp16 2 ++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16 actor_rollout_ref.rollout.dtype=float16
+}
+
+ray() { beside ray 3 trainer.use_v1=False; }
+
+branching() { PRESETS=gigpo,aem,seal,epo,arpo beside branching 3; }
 
 step() { # as a recipe for one card: gradient checkpointing, 32,768 tokens a micro-batch
   local actor=actor_rollout_ref.actor
@@ -96,9 +106,14 @@ run presets tests presets engine/test_presets_engine.py & presets=$!
 run seams seams
 wait "$presets" "$maths"
 run engine tests engine engine --ignore engine/test_presets_engine.py & engine=$!
-run fp16 fp16 & half=$!
+{
+  run fp16 fp16
+  run branching branching
+} & half=$!
 run resume resume
-wait "$engine" "$half"
+wait "$engine"
+run ray ray
+wait "$half"
 run step step
 run head python3 "$here/overheads.py" --sections head --models Qwen2.5-1.5B --json "$out/head.json"
 run overheads python3 "$here/overheads.py" --sections entropy --json "$out/overheads.json"

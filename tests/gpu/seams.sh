@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Three steps of verl's V1 trainer on a GPU with vLLM, with every seam of the plugin in use, and a table of what was seen.
+# Three steps of verl's trainer on a GPU with vLLM, with every seam of the plugin in use, and a table of what was seen.
 #
-#   usage: [NAME=seams] [STEPS=3] [ATTENTION=varlen] seams.sh MODEL OUT [HYDRA OVERRIDES...]
+#   usage: [NAME=seams] [STEPS=3] [ATTENTION=varlen] [PRESETS=gigpo,aem,seal,epo] seams.sh MODEL OUT [HYDRA OVERRIDES...]
 #
 # MODEL is a Hugging Face checkpoint with a chat template, OUT a folder for data, NAME.log, NAME.jsonl and NAME.json.
 # A step has 32 x 8 episodes of up to 4 turns: 1,024 short rows. Run again with another NAME and more STEPS it resumes.
@@ -27,7 +27,7 @@ python3 "$here/make_data.py" "$out" 256
 export VERL_FILE_LOGGER_PATH=$out/$name.jsonl RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
 export RAY_DEDUP_LOGS=0 VLLM_USE_BREAKABLE_CUDAGRAPH=1
 python3 -m verl.trainer.main_ppo \
-  "+entropy=[gigpo,aem,seal,epo]" \
+  "+entropy=[${PRESETS:-gigpo,aem,seal,epo}]" \
   trainer.use_v1=True trainer.n_gpus_per_node=1 trainer.nnodes=1 "trainer.logger=[console,file]" \
   trainer.project_name=seams trainer.experiment_name=seams trainer.default_local_dir="$out/checkpoints" \
   trainer.total_training_steps="$steps" trainer.total_epochs=100 trainer.save_freq="$steps" trainer.test_freq=-1 trainer.val_before_train=False \
@@ -44,7 +44,7 @@ python3 -m verl.trainer.main_ppo \
   "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_AND_PIECEWISE}" \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=8000000000 \
   +actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval=64 actor_rollout_ref.rollout.max_num_seqs=256 actor_rollout_ref.rollout.max_num_batched_tokens=32768 \
-  actor_rollout_ref.rollout.agent.num_workers=8 reward.num_workers=0 \
+  actor_rollout_ref.rollout.agent.num_workers=8 actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env reward.num_workers=0 \
   transfer_queue.backend.SimpleStorage.num_data_storage_units=2 +ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.address=local \
   +trainer.v1.sampler.sampler_kwargs.poll_interval=0.1 \
   actor_rollout_ref.rollout.prompt_length=1024 actor_rollout_ref.rollout.response_length=64 \

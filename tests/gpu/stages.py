@@ -53,6 +53,18 @@ def fp16(folder: Path, stage: str) -> str:
     return said
 
 
+def branching(folder: Path, stage: str) -> str:
+    found = json.loads((folder / f"{stage}.json").read_text())["rollout"]
+    reused, generated, share, branches = (
+        found[f"verl_entropy/rollout/{key}"]
+        for key in ("reused_tokens", "generated_tokens", "cached_share", "branch_cached_share")
+    )
+    said = f"{training(folder, stage)}; {reused / (reused + generated):.0%} of the response tokens taken over"
+    if not branches > 0.5:
+        raise StageFailed(f"{said}; only {branches:.0%} of a branch's first prompt were in vLLM's cache")
+    return f"{said}; in vLLM's cache {share:.0%} of all prompts, {branches:.0%} of a branch's first"
+
+
 def step(folder: Path, stage: str) -> str:
     """Our shares of a step; a missed goal is a failure."""
     ours = shares(json.loads((folder / f"{stage}.json").read_text())["timing_s"])
@@ -100,6 +112,8 @@ STAGES: dict[str, tuple[str, Callable[[Path, str], str]]] = {
     "seams": ("verl's trainer with vLLM, every seam", training),
     "resume": ("resumed, colocate_async", training),
     "fp16": ("trainer and vLLM in fp16", fp16),
+    "ray": ("RayPPOTrainer with vLLM, every seam", training),
+    "branching": ("rollouts that branch, with vLLM", branching),
     "presets": ("an update with every preset", tests),
     "engine": ("the engine's other tests", tests),
     "kernels": ("Triton kernels against fp64", tests),

@@ -308,10 +308,15 @@ def test_tokens_are_counted_as_generated_or_taken_over_and_a_rollout_that_did_no
     plain, own = {"reward": 0.0}, {"origin": "0.0", "copied": False, "prompt_tokens": 10}
     found = trainer._rollout_metrics(plan.read({}), *rolled_out(plain, plain))
     assert found == {"verl_entropy/rollout/generated_tokens": 4.0, "verl_entropy/rollout/reused_tokens": 0.0}
-    turns = (own, own | {"cached_tokens": 8}, own | {"copied": True, "cached_tokens": 9})
+    turns = (
+        own,
+        own | {"cached_tokens": 6},
+        own | {"cached_tokens": 9, "branched": True},
+        own | {"copied": True, "cached_tokens": 9},
+    )
     found = trainer._rollout_metrics(chosen, *rolled_out(*turns))
-    assert found["verl_entropy/rollout/generated_tokens"] == 4.0 and found["verl_entropy/rollout/reused_tokens"] == 2.0
-    assert found["verl_entropy/rollout/cached_share"] == 0.8
+    assert found["verl_entropy/rollout/generated_tokens"] == 6.0 and found["verl_entropy/rollout/reused_tokens"] == 2.0
+    assert found["verl_entropy/rollout/cached_share"] == 0.75 and found["verl_entropy/rollout/branch_cached_share"] == 0.9
     with pytest.raises(RuntimeError, match="no turn of this batch was sampled under branching"):
         trainer._rollout_metrics(chosen, *rolled_out(plain, plain))
 

@@ -24,7 +24,9 @@ echo '{}' > "$out/$name.jsonl"
 steps=$([ "$name" = resume ] && echo '[4, 5]' || echo '[1, 2, 3]')
 ours='"verl_entropy/timing_s/advantages": [1, 0.0038], "verl_entropy/timing_s/diagnostics": [1, 0.019]'
 more='"rollout_probs_diff_mean": 0.0009, "timing_s": {"timing_s/step": [30, 9.5], '"$ours}"
-echo '{"seams": {"a": true}, '"$more"', "steps": '"$steps}" > "$out/$name.json"
+rollout='"verl_entropy/rollout/generated_tokens": 60, "verl_entropy/rollout/reused_tokens": 20'
+rollout="{$rollout"', "verl_entropy/rollout/cached_share": 0.4, "verl_entropy/rollout/branch_cached_share": 0.9}'
+echo '{"seams": {"a": true}, "rollout": '"$rollout, $more"', "steps": '"$steps}" > "$out/$name.json"
 """
 SCRIPT = """import pathlib, sys
 target = pathlib.Path(sys.argv[-1])
@@ -74,14 +76,30 @@ def call(checkout, *stages, model="model"):
 def test_all_stages_run_and_the_table_has_them(checkout):
     done, run = call(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ["seams", "resume", "fp16", "presets", "engine", "kernels", "numerics", "clip", "step", "head", "overheads"]
+    names = [
+        "seams",
+        "resume",
+        "fp16",
+        "ray",
+        "branching",
+        "presets",
+        "engine",
+        "kernels",
+        "numerics",
+        "clip",
+        "step",
+        "head",
+        "overheads",
+    ]
     assert [row["stage"] for row in run["stages"]] == names and run["passed"] and list(run["timings"]) == [*names, "all"]
     assert run["versions"]["torch"] and "commit" in run and str(checkout) not in json.dumps(run)
-    table = done.stdout.splitlines()[-13:]
-    assert table[0].split() == ["stage", "what", "result", "seconds"] and "11 of 11 stages passed" in table[-1]
+    table = done.stdout.splitlines()[-15:]
+    assert table[0].split() == ["stage", "what", "result", "seconds"] and "13 of 13 stages passed" in table[-1]
     assert run["command"] == f"tests/gpu/run.sh MODEL OUT {' '.join(names)}"
     said = {row["stage"]: row["result"] for row in run["stages"]}
     assert said["step"] == "1 of 1 seams, steps 1 to 3, last 9.5 s, advantages 0.04%, diagnostics 0.20%"
+    branched = "25% of the response tokens taken over; in vLLM's cache 40% of all prompts, 90% of a branch's first"
+    assert said["branching"] == f"1 of 1 seams, steps 1 to 3, last 9.5 s; {branched}"
     assert not (checkout / "out/step/model").exists()
     assert said["presets"] == "2 passed, 0 failed, 0 skipped" and said["engine"] == "1 passed, 0 failed, 0 skipped"
 
@@ -89,7 +107,7 @@ def test_all_stages_run_and_the_table_has_them(checkout):
 def test_a_stage_that_fails_stops_no_other(checkout):
     (checkout / "tests/numerics/test_kernels.py").write_text("import pytest\ndef test(): pytest.skip('no Triton')\n")
     done, run = call(checkout, model="broken")
-    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 11
+    assert done.returncode == 1 and not run["passed"] and len(run["stages"]) == 13
     said = {row["stage"]: row["result"] for row in run["stages"] if not row["passed"]}
     assert set(said) == {"seams", "resume", "kernels"}  # nothing to resume from; a test that skips shows nothing
     assert "exit code" in said["seams"] or "no result" in said["seams"]
@@ -101,6 +119,10 @@ def test_a_stage_that_fails_stops_no_other(checkout):
 
 STEPS = {"timing_s": {"timing_s/step": [9.5]}}
 OURS = {"verl_entropy/timing_s/advantages": [1, 0.012], "verl_entropy/timing_s/diagnostics": [1, 0.01]}
+SHARES = {
+    f"verl_entropy/rollout/{key}": value
+    for key, value in {"generated_tokens": 9, "reused_tokens": 1, "cached_share": 0.4, "branch_cached_share": 0.05}.items()
+}
 FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
 
 
@@ -121,6 +143,11 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
             "step",
             {"seams": {"a": True}, "steps": [1, 3], "timing_s": {"timing_s/step": [30, 10.0], **OURS}},
             "advantages 0.12%",
+        ),
+        (
+            "branching",
+            {"seams": {"a": True}, "steps": [1, 3], "rollout": SHARES, **STEPS},
+            "only 5% of a branch's first prompt were in vLLM's cache",
         ),
         ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),
         ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
@@ -213,14 +240,17 @@ def test_every_run_of_learn_composes(started, tmp_path):
 
 def test_every_run_of_run_composes(started, tmp_path):
     (tmp_path / "out/checkpoints").mkdir(parents=True)
-    done, runs = started("run.sh", "resume", "fp16", "step")
+    done, runs = started("run.sh", "resume", "fp16", "ray", "branching", "step")
     # nothing was trained
-    assert done.returncode == 1 and set(runs) == {"checkpoints", "fp16/checkpoints", "step/checkpoints"}, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert set(runs) == {"checkpoints", *(f"{name}/checkpoints" for name in ("fp16", "ray", "branching", "step"))}
     (resumed, said), (half, _), (sized, _) = runs["checkpoints"], runs["fp16/checkpoints"], runs["step/checkpoints"]
     assert sized.actor_rollout_ref.model.path == str(tmp_path / "out/step/model")
     assert sized.actor_rollout_ref.actor.checkpoint.save_contents == ["model"]
     assert all(method in said for method in ("gigpo", "aem", "seal", "epo"))
     assert resumed.trainer.v1.trainer_mode == "colocate_async" and resumed.trainer.total_training_steps == 6
+    assert not runs["ray/checkpoints"][0].trainer.use_v1 and "gigpo" in runs["ray/checkpoints"][1]
+    assert "rollout: branching" in runs["branching/checkpoints"][1]
     role = half.actor_rollout_ref
     assert role.actor.fsdp_config.mixed_precision.param_dtype == "fp16" and role.rollout.dtype == "float16"
     assert role.rollout.engine_kwargs.vllm.kv_cache_memory_bytes == 4e9

@@ -74,7 +74,7 @@ class TurnRecord:
     prompt_cut: bool = False
     observation: str = ""
     branch: Mapping[str, Any] | None = None
-    """Under a rollout method: entropy, who sampled it (origin), whether this leaf copied it, and the server's cache."""
+    """Under a rollout method: entropy, who sampled it (origin), whether this leaf copied it or went on here, and the server's cache."""
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict of plain values; those of ``branch`` beside the others."""
@@ -202,7 +202,14 @@ class Branch:
         entropy = scheme.entropy(said.log_probs, said.top_log_probs)
         if not scheme.late and len(self._turns) > self._copied:
             await self._offer(entropy)
-        return {"entropy": entropy, "origin": f"{self._seat.session}.{self._attempt}", "copied": False, **said.prefix}
+        branched = len(self._turns) == self._copied > 0  # its own first turn
+        return {
+            "entropy": entropy,
+            "origin": f"{self._seat.session}.{self._attempt}",
+            "copied": False,
+            "branched": branched,
+            **said.prefix,
+        }
 
     async def _offer(self, entropy: float) -> None:
         first = self._turns[0].branch["entropy"]

@@ -67,6 +67,11 @@ _OURS = {
         "share of prompt tokens",
         "verl's num_cached_tokens",
     ),
+    "rollout/branch_cached_share": (
+        "the same, of the first prompt of each leaf that went on from another one: what branching leaves to the cache",
+        "share of prompt tokens",
+        "verl's num_cached_tokens",
+    ),
     "episodes/cut_answers": ("answers that the token limit cut: not executed", "share of turns", "ours"),
     "episodes/cut_prompts": ("prompts that lost words of the observation", "share of turns", "ours"),
     "empty_after_mask": ("1 where the transforms dropped every token; the step then trains nothing", "0 or 1", "ours"),

@@ -188,8 +188,9 @@ def _rollout_metrics(plan: Plan, turns: Turns, extra_fields: list[dict]) -> dict
     copied_K = torch.tensor([bool(turn.get("copied")) for turn in records], dtype=torch.bool)
     found = {"reused_tokens": turns.lengths_K[copied_K].sum(), "generated_tokens": turns.lengths_K[~copied_K].sum()}
     cached = [t for t in records if t.get("cached_tokens") is not None and not t["copied"]]
-    if cached:
-        found["cached_share"] = sum(t["cached_tokens"] for t in cached) / sum(t["prompt_tokens"] for t in cached)
+    for name, asked in (("cached_share", cached), ("branch_cached_share", [t for t in cached if t.get("branched")])):
+        if asked:
+            found[name] = sum(t["cached_tokens"] for t in asked) / sum(t["prompt_tokens"] for t in asked)
     return {f"verl_entropy/rollout/{name}": float(value) for name, value in found.items()}
 
 
