@@ -32,8 +32,9 @@ def check_tools(tools: dict[str, Any]) -> None:
 class _Session:
     """A trajectory of the tool loop in its tree: the records of its turns, and what a ticket from here needs."""
 
-    def __init__(self, seat: Seat, keep_id: bool):
-        self.seat, self._keep_id = seat, keep_id
+    def __init__(self, seat: Seat, own_id: str | None):
+        """``own_id``: of its requests, before and after a branch; None: verl's, and after a branch its parent's."""
+        self.seat, self._own_id = seat, own_id
         self.records: list[dict[str, Any]] = []
         self._copied = 0
         self._here: AgentData | None = None
@@ -41,11 +42,14 @@ class _Session:
     async def start(self, data: AgentData) -> None:
         """Wait for a ticket, and go on from it where there is one."""
         ticket = await self.seat.start()
-        if ticket is None:
-            return
-        own = (*_OWN, "request_id") if self._keep_id else _OWN
+        if ticket is not None:
+            self._go_on(data, ticket)
+        if self._own_id is not None:
+            data.request_id = self._own_id
+
+    def _go_on(self, data: AgentData, ticket: Ticket) -> None:
         for name, value in vars(_fork(ticket.policy)).items():
-            if name not in own:
+            if name not in _OWN:
                 setattr(data, name, value)
         self.records = [record | {"copied": True} for record in ticket.turns]
         self._copied = len(self.records)
@@ -103,9 +107,11 @@ class BranchingToolAgentLoop(ToolAgentLoop):
             return await super().run(sampling_params, priority, **kwargs)
         check_tools(self.tools)
         n, scheme = _scheme(OmegaConf.to_yaml(self.config.algorithm, resolve=True), kwargs[ROLLOUT])
-        place = f"{(kwargs.get('extra_info') or {}).get('index', kwargs['uid'])}/{kwargs.get('global_steps')}"
-        with seated(kwargs["uid"], int(kwargs.get("session_id", 0)), place, lambda: Tree(scheme, n)) as seat:
-            session = _Session(seat, keep_id=bool(self.rollout_config.full_determinism))
+        index, number = (kwargs.get("extra_info") or {}).get("index", kwargs["uid"]), int(kwargs.get("session_id", 0))
+        # verl's own id is one for all sessions of a step (V1), so with full_determinism the order of arrival would decide who gets what
+        own_id = f"det-{int(priority)}-{index}-{number}" if self.rollout_config.full_determinism else None
+        with seated(kwargs["uid"], number, f"{index}/{kwargs.get('global_steps')}", lambda: Tree(scheme, n)) as seat:
+            session = _Session(seat, own_id)
             mark = _session.set(session)
             try:
                 output = await super().run(sampling_params, priority, **kwargs)
