@@ -3,7 +3,7 @@
 #
 #   bash examples/box.sh [--seeds 0] [--method none,dynamic_sampling] [--jobs 2] [--work .box]
 #
-# 45 steps of the bench's unstable household (recipes/bench/README.md says how five seeds of each went), with run files and SEAL's
+# The 60 steps of the bench's unstable household (recipes/bench/README.md says how five seeds of each went), with run files and SEAL's
 # interference. Ends with a line a run and one page, .box/report.html. Goes on where it stopped; other options are bench.sh's. Installs into
 # the quickstart's environment first (.venv-quickstart, or $VERL_ENTROPY_VENV), unless PYTHON names an interpreter that has this package's
 # extra `cpu`.
@@ -26,5 +26,5 @@ for word in "$@"; do
   esac
   previous=$word
 done
-exec bash "$root/examples/bench.sh" --world household --regime unstable --method none,dynamic_sampling --seeds 0 --steps 45 --jobs 2 --diagnose \
+exec bash "$root/examples/bench.sh" --world household --regime unstable --method none,dynamic_sampling --seeds 0 --jobs 2 --diagnose \
   --work "$work" --results "$work/results" "$@"

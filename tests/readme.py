@@ -47,11 +47,12 @@ def _gpu(name: str) -> dict | None:
 
 
 def gpu_runs() -> str:
-    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,fp16,step}.json, those that are there."""
+    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,ray,fp16,step}.json, those that are there."""
     what = {
         "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
         "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
         "resume": "Resumed from a checkpoint under `colocate_async`",
+        "ray": "verl's RayPPOTrainer (`trainer.use_v1=False`), beside other work on the card",
         "fp16": "Trainer and vLLM in fp16",
         "step": "The layers of Qwen2.5-1.5B with random weights, 32,768 tokens a micro-batch, gradient checkpointing",
     }
@@ -66,7 +67,7 @@ def gpu_runs() -> str:
             gap, bf16 = r["rollout_probs_diff_mean"], _gpu("seams")["rollout_probs_diff_mean"]
             lines.append(f"{head}probabilities of the two {gap:.1e} apart in the mean, against {bf16:.1e} in bf16. {active}")
             continue
-        if name == "resume":  # of interest is that it goes on, and it may share the card
+        if name in ("resume", "ray"):  # of interest is that they run, and they may share the card
             lines.append(f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active}")
             continue
         seconds = {key.removeprefix("timing_s/"): values for key, values in r["timing_s"].items()}

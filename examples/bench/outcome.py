@@ -15,17 +15,18 @@ ENDS = 10
 ERUPTED = 1.5
 COLLAPSED = 0.25
 CURVES = {
-    "success": "verl_entropy/success",
-    "entropy": "actor/entropy",
-    "entropy_correct": "verl_entropy/entropy_of/correct",
-    "entropy_wrong": "verl_entropy/entropy_of/wrong",
-    "valid_actions": "verl_entropy/valid_action_ratio",
-    "kl_old": "actor/ppo_kl",
-    "generated_tokens": "verl_entropy/rollout/generated_tokens",
-    "reused_tokens": "verl_entropy/rollout/reused_tokens",
-    "evicted_groups": "training/filter_groups/evicted_samples",
-    "surplus_groups": "training/filter_groups/discarded_surplus_samples",
+    "success": ("verl_entropy/success",),
+    "entropy": ("actor/entropy",),
+    "entropy_correct": ("verl_entropy/entropy_of/correct",),
+    "entropy_wrong": ("verl_entropy/entropy_of/wrong",),
+    "valid_actions": ("verl_entropy/valid_action_ratio",),
+    "kl_old": ("actor/ppo_kl", "verl_entropy/steer/ppo_kl", "verl_entropy/aepo/ppo_kl"),
+    "generated_tokens": ("verl_entropy/rollout/generated_tokens",),
+    "reused_tokens": ("verl_entropy/rollout/reused_tokens",),
+    "evicted_groups": ("training/filter_groups/evicted_samples",),
+    "surplus_groups": ("training/filter_groups/discarded_surplus_samples",),
 }
+"""Of each curve the keys that it may have: a step's first one counts."""
 SECONDS = "timing_s/step"
 
 
@@ -37,7 +38,12 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 def curves(steps: Mapping[int, Mapping[str, float]]) -> dict[str, list[float | None]]:
     """A value for each training step 1, 2, ..., from verl's file logger."""
     last = max(steps, default=0)
-    return {name: [rounded(steps.get(s, {}).get(key)) for s in range(1, last + 1)] for name, key in CURVES.items()}
+
+    def value(step: int, keys: tuple[str, ...]) -> float | None:
+        logged = steps.get(step, {})
+        return rounded(next((logged[key] for key in keys if key in logged), None))
+
+    return {name: [value(s, keys) for s in range(1, last + 1)] for name, keys in CURVES.items()}
 
 
 def held_out(steps: Mapping[int, Mapping[str, float]], world: World) -> dict[str, list]:

@@ -58,7 +58,7 @@ METHODS = {
     "ea": Method("EA", ("ea",)),
     "held_bonus": Method("entropy held, by the bonus", ("entropy_bonus",), ("+algorithm.entropy.target={held}",)),
     "held_entropic": Method("entropy held, by EntroPIC's weights", ("entropic",), ("+algorithm.entropy.target={held}",)),
-    "arpo": Method("branching rollouts (ARPO), 4 roots of 8", ("arpo",), ("algorithm.entropy.branching.roots=4",)),
+    "arpo": Method("branching rollouts (ARPO), 4 roots of 8", ("arpo",)),
     "arpo_2": Method("branching rollouts (ARPO), 2 roots of 8", ("arpo",), ("algorithm.entropy.branching.roots=2",)),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
 }

@@ -120,7 +120,7 @@ def test_as_many_roots_as_leaves_is_the_plain_loop_bit_for_bit(cls):
         for row, wanted in zip(leaf, other, strict=True):
             for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score", "num_turns"):
                 assert getattr(row, name) == getattr(wanted, name)
-            own = {"entropy", "origin", "copied", "prompt_tokens"}
+            own = {"entropy", "origin", "copied", "branched", "prompt_tokens"}
             turns = [{k: v for k, v in turn.items() if k not in own} for turn in row.extra_fields["turns"]]
             assert turns == wanted.extra_fields["turns"]
             assert own.isdisjoint(wanted.extra_fields["turns"][0])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import recorded
 import torch
+import yaml
 from ranks import run_ranks
 
 from verl_entropy.config import engines, presets
@@ -91,13 +92,21 @@ def there(results, host, choice) -> dict:
     return results[f"{host}:{choice}"]
 
 
+def words_of(choice) -> list[str]:
+    """The methods of a choice; of a preset, its rollout method."""
+    if choice not in PRESETS:
+        return [recorded.word(m) for m in recorded.methods(choice)]
+    entropy = [yaml.safe_load(presets.text(part))["algorithm"]["entropy"] for part in presets.chain(choice)]
+    return [f"rollout.{keys['rollout']}" for keys in entropy if "rollout" in keys]
+
+
 def refused(host, choice, found) -> bool:
     """Whether the host must refuse the choice; then it did, by the name of a method and the need."""
     if host == "mcore":
         wants = {m.name: engines.NEEDS[need] for m in recorded.methods(choice) if (need := engines.engine_need(m))}
         named = [name for name, need in wants.items() if f"strategy=megatron: {name} needs {need}" in found.get("refused", "")]
     else:
-        wants = [m.name for m in recorded.methods(choice) if (host, recorded.word(m)) in REFUSED]
+        wants = [word.partition(".")[2] for word in words_of(choice) if (host, word) in REFUSED]
         named = [name for name in wants if name in found.get("refused", "")]
     assert bool(wants) == bool(named) == ("refused" in found), found.get("refused")
     return bool(wants)

@@ -7,8 +7,10 @@ import math
 
 import pytest
 import torch
+import yaml
 
 from verl_entropy.batch.turns import build_turns
+from verl_entropy.config import presets
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.rollouts import branching
 from verl_entropy.methods.rollouts.branching import BRANCHING, Branching, once
@@ -39,6 +41,16 @@ def test_roots_of_the_paper_and_of_the_released_code():
 )
 def test_roots_as_an_agent_loop_asks_for_them(settings, told, wanted):
     assert BRANCHING.apply(settings, told).roots(12) == wanted
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16])
+def test_half_of_the_leaves_of_arpo_are_roots_whatever_n_is(n):
+    """Its paper: 8 of 16. A number in the preset would leave nothing to branch where n is 8."""
+    ours = {}
+    for part in presets.chain("arpo"):
+        ours |= yaml.safe_load(presets.text(part))["algorithm"]["entropy"]["branching"]
+    for told in ({}, {"root": 0.1, "tool": 3.0}):
+        assert BRANCHING.apply(Branching(**ours), told).roots(n) == n // 2
 
 
 def test_probability_of_the_paper():
