@@ -220,6 +220,19 @@ def test_a_corridor_that_cannot_hold_is_said_at_start(settings, says):
     assert (says is None and not found) or (len(found) == 1 and says in found[0])
 
 
+@pytest.mark.parametrize("method", ["entrocraft", "entrocraft_switch"])
+@pytest.mark.parametrize(("low", "said"), [(0.6, True), (0.1, False)])
+def test_a_range_far_above_small_models_is_said_at_start(method, low, said):
+    raw = copy.deepcopy(BASE)
+    settings = {"start_low": low, "start_high": low + 0.1}
+    raw["algorithm"] = {"adv_estimator": "grpo", "entropy": {"transforms": [method], method: settings}}
+    raw["actor_rollout_ref"]["actor"] |= {"policy_loss": {"loss_mode": "vanilla"}, "seal": None}
+    found = [
+        text for text in startup.odd(plan.read(raw), raw) if f"{method}.start_low=0.6: a policy that starts far below" in text
+    ]
+    assert len(found) == said
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [("distillation.enabled", "distillation"), ("actor_rollout_ref.model.use_fused_kernels", "log_probs=chunked")],

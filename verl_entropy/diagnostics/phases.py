@@ -25,13 +25,13 @@ and the phase moves by these rules:
 
 Events beside the phases:
 
-    step_change  a rise of which one step makes up ``jump_share`` (a jump over missing steps is divided by their number). If the
-                 level still stands at half of it ``stay`` steps later, that is an eruption all the same. After a resume, which the
-                 trainer tells (``resumed``), a shift is a step change and no eruption.
+    step_change  a rise of which one step makes up ``jump_share`` (a jump over missing steps is divided by how many more they are
+                 than usual). If the level still stands at half of it ``stay`` steps (and STAYED values) later, that is an eruption all
+                 the same. After a resume, which the trainer tells (``resumed``), a shift is a step change and no eruption.
     runaway      an eruption that did not fall within ``runaway`` steps (or ``window_share`` of the run), or a rise too slow for the
                  window: ``runaway_share`` above the run's lowest level since, at least RUNAWAY_STEADY of all its movement upwards
     collapse     the level fell below ``collapse_nats``; recovery: it is back above twice that. The way up to the level before the
-                 collapse is no eruption.
+                 collapse is no eruption, unless the run was low for FORGOTTEN values.
 
 Delay: the median needs (smooth + 1) / 2 steps, the confirmation ``confirm`` - 1, and the curve must have risen.
 ``tests/diagnostics/simulated_curves.py`` measures it, beside two simpler rules.
@@ -72,6 +72,8 @@ LOG_FLOOR = 0.01
 """Nats added before the logarithm: below that, relative changes mean nothing."""
 LAG = 8
 """Values over which a level's wandering is measured."""
+STAYED = 3
+"""Values that a step change must stay, too, where at least every third step is logged: the median holds a burst of as many no longer."""
 FRESH = 5
 """Values after a resume whose median is compared with the level before it."""
 SIGN_CONFIRM = 2
@@ -82,6 +84,8 @@ COARSE = 64
 """Levels of the whole run kept on the coarse track; when it is full every second goes."""
 BOTTOM = 10
 """Values that the level must have been nearer to its trough than to where it is now: what came down for less only comes back."""
+FORGOTTEN = 100
+"""Values of a collapse after which a rise is an eruption even where it only leads back to the level before."""
 PLATEAU, FALL, EVEN, CLOSE = 0.4, 20, 0.08, 0.1
 """A rise only comes back where the level had been high for PLATEAU times as long as it was low; BOTTOM levels of that, at most FALL
 before the low stretch, were even (the means of their halves differ by at most EVEN); and it is at most CLOSE above their median (in y)."""
@@ -190,14 +194,14 @@ def _log(value: float) -> float:
     return math.log(max(value, 0.0) + LOG_FLOOR)
 
 
-def _stood_there(levels: list[float], level: float, middle: float, place: int) -> bool:
-    """Whether the levels stood as high as ``level`` before they fell below ``middle``, on the way to the trough at ``place``."""
+def _stood_there(levels: list[float], level: float, middle: float, place: int, width: int = BOTTOM) -> bool:
+    """Whether ``width`` levels stood as high as ``level`` before they fell below ``middle``, on the way to the trough at ``place``."""
     edge = next((i for i in range(place, -1, -1) if levels[i] >= middle), -1) + 1  # where the low stretch began
     high = next((i for i in range(edge - 1, -1, -1) if levels[i] < middle), -1) + 1
     if edge - high <= PLATEAU * sum(v < middle for v in levels[edge:]):
         return False
     for end in range(edge, max(edge - FALL, high + BOTTOM // 2), -1):
-        plateau = levels[max(high, end - BOTTOM) : end]
+        plateau = levels[max(high, end - width) : end]
         half = len(plateau) // 2
         if _median(plateau) >= level - CLOSE and abs(fmean(plateau[:half]) - fmean(plateau[half:])) <= EVEN:
             return True
@@ -225,7 +229,7 @@ class PhaseDetector:
         """Every ``_stride``-th level of the run with its step, from the last eruption's end on."""
         self._stride = 1
         self._jump: list[float] | None = None
-        """Step, trough and level of a step change that may stay."""
+        """A step change that may stay: its step, trough, level, onset and noise, and the values seen then."""
         self._resume: list[float] | None = None
         """Level before a resume, and values still to come before the shift is judged."""
         self._fresh = 0
@@ -237,10 +241,8 @@ class PhaseDetector:
         """Steps for which the calm phase looked like the other one."""
         self._gap = 1.0
         """Median distance of the last steps that had a value."""
-        self._ceiling = 0.0
-        """Highest level outside eruptions: the way back up to it from a collapse is a recovery."""
         self._recovering: list[float] | None = None
-        """Highest level since a collapse and its step; None: not recovering."""
+        """Highest level since a collapse, its step, and the values seen when it collapsed; None: not recovering."""
         self._signs = {name: _Track(s.smooth, s.sign_window + s.smooth) for name in SIGNS}
         self._pending = 0
         self._pending_sign = dict.fromkeys(SIGNS, 0)
@@ -327,7 +329,6 @@ class PhaseDetector:
         found = self._collapse(step) + self._shift(step)
         calm = self.phase in ("warmup", "descent", "steady")
         if calm:
-            self._ceiling = max(self._ceiling, self._entropy.level)
             found += self._flat(step)
             rule = self._descent
         else:
@@ -420,9 +421,9 @@ class PhaseDetector:
         onset = self._onset(trough, place)
         first = max(place - self.settings.smooth // 2, 0)
         pairs = zip(pairwise(track.values[first:]), pairwise(track.steps[first:]), strict=True)
-        jump = max((b - a) / (t - s) for (a, b), (s, t) in pairs)
+        jump = max((b - a) / max((t - s) / self._gap, 1.0) for (a, b), (s, t) in pairs)
         if jump >= self.settings.jump_share * (track.level - trough) and self.settings.stay:
-            self._jump = [step, trough, track.level, onset, noise]
+            self._jump = [step, trough, track.level, onset, noise, self.seen]
             return Event("step_change", step, onset, track.level)
         return self._erupt("eruption", step, onset, trough, noise)
 
@@ -434,11 +435,12 @@ class PhaseDetector:
 
     def _stays(self, step: int) -> Event | None:
         """A step change: undone, or an eruption after ``stay`` steps."""
-        at, trough, reached, onset, noise = self._jump
+        at, trough, reached, onset, noise, seen = self._jump
         if self._entropy.level - trough < 0.5 * (reached - trough):
             self._jump = None
             return None
-        return self._erupt("eruption", step, int(onset), trough, noise) if step - at >= self.settings.stay else None
+        stayed = step - at >= self.settings.stay and (self._gap > 3 or self.seen - seen >= STAYED)
+        return self._erupt("eruption", step, int(onset), trough, noise) if stayed else None
 
     def _slow(self, step: int) -> Event | None:
         """A steady rise that is too slow for the window."""
@@ -451,7 +453,10 @@ class PhaseDetector:
         if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
             return None
         levels, middle = [_log(v) for v, _ in self._coarse], 0.5 * (_log(level) + _log(trough))
-        if _stood_there(levels, _log(level), middle, self._coarse.index([trough, onset])):
+        place = self._coarse.index([trough, onset])
+        if any(
+            _stood_there(levels, _log(level), middle, place, width) for width in (BOTTOM, BOTTOM // 2)
+        ):  # coarse: few may be many
             return None
         path = [v for v, (_, at) in zip(levels, self._coarse, strict=True) if at >= onset]
         path = [*path[:: max(len(path) // 12, 1)], _log(level)]
@@ -466,13 +471,24 @@ class PhaseDetector:
             return False
         level = self._entropy.level
         if level > self._recovering[0]:
-            self._recovering = [level, step]
-        back = level > self._ceiling * (1.0 + self.settings.rise_share)
-        if self.collapsed or not (back or step - self._recovering[1] >= self.settings.settle):
+            self._recovering[:2] = [level, step]
+        if self.collapsed:
+            return True
+        if level > self._before_collapse() * (1.0 + self.settings.rise_share):  # more than it lost: the whole rise counts
+            self._recovering = None
+            return False
+        if step - self._recovering[1] < self.settings.settle:
             return True
         self._recovering, self._since = None, self.seen
         self._coarse, self._stride = [], 1
         return False
+
+    def _before_collapse(self) -> float:
+        """Highest level before the collapse; that of its begin once the run was low for FORGOTTEN values."""
+        levels = self._entropy.levels
+        began = max(len(levels) - (self.seen - int(self._recovering[2])), 1)
+        low = sum(level < 2.0 * self.settings.collapse_nats for level in levels[began - 1 :])
+        return levels[began - 1] if low > FORGOTTEN else max(levels[:began])
 
     def _onset(self, trough: float, place: int) -> int:
         """Step at which the level last stood near the trough; the level lags by half the median's width."""
@@ -517,7 +533,7 @@ class PhaseDetector:
         name = {(True, False): "collapse", (False, True): "recovery"}.get((below, self.collapsed))
         self.collapsed = below
         if below and self._recovering is None:
-            self._recovering = [level, step]
+            self._recovering = [level, step, self.seen]
         return [Event(name, step, step, level)] if name else []
 
     def _sign(self, name: str, step: int, value: float | None) -> list[Event]:
@@ -561,7 +577,6 @@ class PhaseDetector:
             "began": self._began,
             "turning": self._turning,
             "gap": self._gap,
-            "ceiling": self._ceiling,
             "recovering": None if self._recovering is None else list(self._recovering),
             "entropy": self._entropy.state_dict(),
             "tracks": {name: track.state_dict() for name, track in self._signs.items()},
@@ -580,7 +595,7 @@ class PhaseDetector:
         self._base, self._noise, self._peak, self._since = (state[k] for k in ("base", "noise", "peak", "since"))
         self._extreme = None if state["extreme"] is None else tuple(state["extreme"])
         self._first, self._stride, self._fresh, self._began = (state[k] for k in ("first", "stride", "fresh", "began"))
-        self._ran_away, self._ceiling, self._turning, self._gap = (state[k] for k in ("ran_away", "ceiling", "turning", "gap"))
+        self._ran_away, self._turning, self._gap = (state[k] for k in ("ran_away", "turning", "gap"))
         self._coarse = [list(item) for item in state["coarse"]]
         self._jump, self._resume, self._recovering = (
             None if state[k] is None else list(state[k]) for k in ("jump", "resume", "recovering")
@@ -605,13 +620,15 @@ def detect(
 ) -> tuple[PhaseDetector, list[Span]]:
     """Run the detector over a whole curve; the spans begin at the estimated onsets.
 
-    ``resumes``: first steps after a resume.
+    ``resumes``: first steps after a resume; of one that was not logged the next one counts.
     ``signs``: ``interference_negative`` and ``valid_log_prob``, sequences as long as ``steps``.
     """
     detector = PhaseDetector(settings)
     extra = [dict(zip(signs, row, strict=True)) for row in zip(*signs.values(), strict=True)] if signs else None
+    waiting = sorted(resumes)
     for i, (step, value) in enumerate(zip(steps, entropy, strict=True)):
-        if int(step) in resumes:
+        if waiting and int(step) >= waiting[0]:
+            waiting = [at for at in waiting if at > int(step)]
             detector.resumed()
         detector.update(int(step), value, **(extra[i] if extra else {}))
     if detector.phase == "warmup":

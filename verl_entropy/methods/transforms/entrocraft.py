@@ -141,6 +141,16 @@ def _switch(ctx: AdvantageContext, advantages: Tensor | Packed, s: Entrocraft) -
     return entrocraft_switch(padded(advantages), ctx.turns, **_range(ctx, s))
 
 
+def _far(s: Entrocraft, raw: Mapping[str, Any], name: str = "entrocraft") -> Iterator[str]:
+    """The paper's range is that of large models at temperature 1."""
+    if s.start_low >= Entrocraft.start_low:
+        yield (
+            f"algorithm.entropy.{name}.start_low={s.start_low:g}: a policy that starts far below the range is trained on its failures "
+            "alone until it is there, which destroyed one of .16 nats within three steps. Set start_low and start_high around the entropy of "
+            "the first steps (actor/entropy)."
+        )
+
+
 _SIDE = Metric("1: entropy above the range, -1: below, 0: inside", "sign", "arXiv 2604.26326")
 
 ENTROCRAFT = Transform(
@@ -157,6 +167,7 @@ ENTROCRAFT = Transform(
     conflicts={"entrocraft_switch": "both react to the same range; choose the paper's filter or the released switch"},
     ordered=(("start_low", "start_high"), ("end_low", "end_high")),
     steers=True,
+    doubts=_far,
     metrics=DROPPED
     | {"side": _SIDE, "low": Metric("lower edge of the range", "nats"), "high": Metric("upper edge of the range", "nats")},
     neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
@@ -166,6 +177,7 @@ ENTROCRAFT = Transform(
 
 def _scores(s: Entrocraft, raw: Mapping[str, Any]) -> Iterator[str]:
     """Other trajectory scores than +1 and -1 stop the run at the first one."""
+    yield from _far(s, raw, "entrocraft_switch")
     env = (raw.get("data") or {}).get("env") or {}
     win, penalty = (env.get("kwargs") or {}).get("win_reward"), float(env.get("invalid_action_penalty") or 0.0)
     if env:
