@@ -101,7 +101,7 @@ def gpu_stages() -> str:
     if (r := _gpu("run")) is None:
         return ""
     lines = [
-        f"All stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:",
+        f"Stages of `tests/gpu/run.sh` on {r['device']}, commit {r['commit']}, in {r['timings']['all'] / 60:.0f} minutes:",
         "",
     ]
     lines += ["| stage | what | result | s |", "|---|---|---|---|"]

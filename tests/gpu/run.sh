@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that one card can show, in about 15 minutes; results as small JSON files in OUT, and a table of the stages in run.json.
+# Everything that one card can show, in about 20 minutes; results as small JSON files in OUT, and a table of the stages in run.json.
 #
 #   usage: run.sh MODEL OUT [STAGE...]
 #
@@ -17,9 +17,10 @@
 #   step       three steps with the layers of Qwen2.5-1.5B, and our share of them
 #   head       what SEAL's head costs an update
 #   overheads  memory and time of entropy with gradient by path
-# What does not time runs while seams starts (its steps are timed), fp16, branching and the engine's tests beside resume and ray, and the last three alone
-# at the end, because they time. With two cards visible the engine's tests run on two ranks, too. A stage that fails stops no other; the
-# exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a training installation.
+# What does not time runs while seams starts (its steps are timed), fp16, branching and the engine's tests beside resume and ray, and the
+# last three alone at the end, because they time. With two cards visible the engine's tests run on two ranks, too. A stage that fails
+# stops no other; the exit code is 1 then. MODEL is a Hugging Face checkpoint with a chat template. Needs pytest besides a training
+# installation.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 all=(seams resume fp16 ray branching presets engine kernels numerics clip step head overheads)
