@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Eruption in a box: plain GRPO that is lost, beside the same run with a remedy that keeps it, on two CPU cores in about 20 minutes.
+# Eruption in a box: plain GRPO that is lost, beside the same run with a remedy that keeps it, on two CPU cores in about 15 minutes.
 #
 #   bash examples/box.sh [--seeds 0] [--method none,dynamic_sampling] [--jobs 2] [--work .box]
 #
