@@ -23,13 +23,17 @@ class Late:
         return await self._server.generate(*args, **kwargs)
 
 
-class Stepwise(StepwiseAgentLoop):
+class HeldUp:
+    """Puts ``Late`` before the server of the agent loop beside it."""
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.server_manager = Late(self.server_manager)
 
 
-class Tools(every_tool.Loop):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.server_manager = Late(self.server_manager)
+class Stepwise(HeldUp, StepwiseAgentLoop):
+    """Our loop."""
+
+
+class Tools(HeldUp, every_tool.Loop):
+    """verl's tool loop."""

@@ -78,6 +78,11 @@ def _scheme(algorithm: str, word: str) -> tuple[int, Scheme]:
     return told["n"], choice.method.apply(choice.settings, told["state"])
 
 
+def repeatable_id(priority: int, row: Any, session: int) -> str:
+    """Request id of a session under ``rollout.full_determinism``, where an id may decide what is drawn: each session's own."""
+    return f"det-{int(priority)}-{row}-{session}"
+
+
 @dataclass(frozen=True)
 class Response:
     """One sampled response: the tokens exactly as the server returned them, cut to the budget."""
@@ -136,7 +141,7 @@ class TextEnvAgentLoop(AgentLoopBase):
         seed = self._seed(kwargs)
         request_id = uuid4().hex
         if self.rollout_config.get("full_determinism", False):
-            request_id = f"det-{int(priority)}-{seed}-{kwargs.get('session_id', 0)}"
+            request_id = repeatable_id(priority, seed, kwargs.get("session_id", 0))
         runner = EpisodeRunner(self.settings, self._pool(), self.rollout_config.multi_turn.max_assistant_turns)
         options = _options(kwargs.get("extra_info") or {})
         try:

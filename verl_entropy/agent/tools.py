@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 
 from verl_entropy.agent.branching import ROLLOUT, Seat, Ticket, Tree, forked, seated
-from verl_entropy.agent.loop import _scheme
+from verl_entropy.agent.loop import _scheme, repeatable_id
 from verl_entropy.config.settings import ConfigError
 
 _OWN = ("metrics", "tools_kwargs", "_active_tools", "_active_tool_schemas")
@@ -109,7 +109,7 @@ class BranchingToolAgentLoop(ToolAgentLoop):
         n, scheme = _scheme(OmegaConf.to_yaml(self.config.algorithm, resolve=True), kwargs[ROLLOUT])
         index, number = (kwargs.get("extra_info") or {}).get("index", kwargs["uid"]), int(kwargs.get("session_id", 0))
         # verl's own id is one for all sessions of a step (V1), so with full_determinism the order of arrival would decide who gets what
-        own_id = f"det-{int(priority)}-{index}-{number}" if self.rollout_config.full_determinism else None
+        own_id = repeatable_id(priority, index, number) if self.rollout_config.full_determinism else None
         with seated(kwargs["uid"], number, f"{index}/{kwargs.get('global_steps')}", lambda: Tree(scheme, n)) as seat:
             session = _Session(seat, own_id)
             mark = _session.set(session)

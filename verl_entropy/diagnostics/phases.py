@@ -453,10 +453,8 @@ class PhaseDetector:
         if level - trough <= s.rise_nats or _log(level) - _log(trough) <= math.log1p(s.runaway_share):
             return None
         levels, middle = [_log(v) for v, _ in self._coarse], 0.5 * (_log(level) + _log(trough))
-        place = self._coarse.index([trough, onset])
-        if any(
-            _stood_there(levels, _log(level), middle, place, width) for width in (BOTTOM, BOTTOM // 2)
-        ):  # coarse: few may be many
+        place, widths = self._coarse.index([trough, onset]), (BOTTOM, BOTTOM // 2)  # few coarse levels may be many values
+        if any(_stood_there(levels, _log(level), middle, place, width) for width in widths):
             return None
         path = [v for v, (_, at) in zip(levels, self._coarse, strict=True) if at >= onset]
         path = [*path[:: max(len(path) // 12, 1)], _log(level)]

@@ -175,8 +175,8 @@ ENTROCRAFT = Transform(
 )
 
 
-def _scores(s: Entrocraft, raw: Mapping[str, Any]) -> Iterator[str]:
-    """Other trajectory scores than +1 and -1 stop the run at the first one."""
+def _switch_doubts(s: Entrocraft, raw: Mapping[str, Any]) -> Iterator[str]:
+    """The range; and other trajectory scores than +1 and -1 stop the run at the first one."""
     yield from _far(s, raw, "entrocraft_switch")
     env = (raw.get("data") or {}).get("env") or {}
     win, penalty = (env.get("kwargs") or {}).get("win_reward"), float(env.get("invalid_action_penalty") or 0.0)
@@ -201,7 +201,7 @@ SWITCH = Transform(
     order=10,
     ordered=(("start_low", "start_high"), ("end_low", "end_high")),
     steers=True,
-    doubts=_scores,
+    doubts=_switch_doubts,
     metrics={"side": _SIDE},
     neutral={"schedule": "fixed", "start_low": 0.0, "start_high": 1e6},
     apply=_switch,
