@@ -37,6 +37,9 @@ METHODS = {
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
         filtered=True,
     ),
+    "drop_by_success": Method(
+        "GRPO, groups that succeed or fail as one left out", overrides=("+algorithm.entropy.equal_returns=drop_by_success",)
+    ),
     "gigpo": Method("GiGPO", ("gigpo",)),
     "clip_higher": Method("clip-higher (DAPO)", overrides=(f"{_ACTOR}.clip_ratio_high=0.28",)),
     "clip_cov": Method("Clip-Cov (verl)", overrides=(f"{_ACTOR}.policy_loss.loss_mode=clip_cov",)),

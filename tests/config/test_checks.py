@@ -70,6 +70,7 @@ def test_refused_with_the_fix(path, value, says):
         ({"presets": {"gigpo": True, "aem": True, "repo_d": True}}, {}, None),
         ({"presets": {"gigpo": True}, "transforms": ["aem"], "aem": {"sign_mask": "positive"}}, {}, None),
         ({"presets": {"gigpo": True}, "equal_returns": "drop"}, {"loss_mode": "steer", "clip_controller": "adapo"}, None),
+        ({"equal_returns": "drop_by_success"}, {}, None),
         ({"presets": {"gigpo": True}}, {"regularizer": "epo"}, "epo needs entropy with its gradient"),
         ({"presets": {"gigpo": True}}, {"regularizer": "siren"}, "siren needs a log-prob pass of verl-entropy's"),
         ({"presets": {"gigpo": True}, "log_probs": "chunked"}, {}, "algorithm.entropy.log_probs=chunked needs a log-prob pass"),

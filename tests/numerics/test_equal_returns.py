@@ -94,9 +94,9 @@ def test_who_gets_it(settings, zeroes, capsys):
     assert ("equal_returns=zero" in capsys.readouterr().err) != zeroes
 
 
-def drop_context(scores, transforms=(), seen=None):
+def drop_context(scores, transforms=(), equal_returns="drop"):
     verls, turns = batch(scores)
-    entropy = {"equal_returns": "drop", "transforms": list(transforms)}
+    entropy = {"equal_returns": equal_returns, "transforms": list(transforms)}
     chosen = plan.read({"algorithm": {"adv_estimator": "loop", "entropy": entropy}, "actor_rollout_ref": {"actor": {}}})
     given = {"plan": chosen, "step": 1, "total_steps": 1, "turns": turns, "mask_RT": turns.mask_RT, "fields": {}}
     ctx = AdvantageContext(**given, entropy_RT=torch.ones_like(verls), old_log_probs_RT=None)
@@ -111,6 +111,22 @@ def test_dropped_groups_leave_the_loss_under_any_estimator():
     assert torch.equal(keep & turns.mask_RT, turns.mask_RT & rows[:, None])
     assert ctx.metrics["verl_entropy/equal_returns/dropped_groups"] == 0.5
     assert torch.equal(ctx.turns.mask_RT, keep & turns.mask_RT)  # later statistics are over what is left
+    assert torch.equal(advantages[~rows], verls[~rows])
+
+
+def test_groups_that_fail_or_succeed_as_one_leave_the_loss_though_penalties_tell_them_apart():
+    scores = [[-0.1, -0.3, -0.2], [0.9, -0.1], [1.0, 0.8], [0.3]]  # success: a score above 0
+    kept = {}
+    for setting in ("drop", "drop_by_success"):
+        verls, turns, ctx = drop_context(scores, equal_returns=setting)
+        advantages, keep = advantage_side.apply_transforms(ctx, verls)
+        kept[setting] = torch.ones_like(turns.mask_RT) if keep is None else keep
+    rows = torch.zeros(len(verls), dtype=torch.bool)
+    rows[9:15] = True  # the group of which one succeeded, ...
+    rows[21:] = True  # ... and the group of one
+    assert torch.equal(kept["drop_by_success"] & turns.mask_RT, turns.mask_RT & rows[:, None])
+    assert bool(kept["drop"][turns.mask_RT].all())
+    assert ctx.metrics["verl_entropy/equal_returns/dropped_groups"] == 0.5 and ctx.plan.zeroes_equal_returns
     assert torch.equal(advantages[~rows], verls[~rows])
 
 

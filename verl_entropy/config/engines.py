@@ -61,5 +61,5 @@ def adapted(strategy: Any, vendor: str | None) -> bool:
 
 def loss_side(plan: Plan) -> bool:
     """Whether the plan does anything in the training workers."""
-    drops = plan.entropy.equal_returns == "drop" or any(c.method.drops_with(c.settings) for c in plan.choices)
+    drops = plan.drops_groups or any(c.method.drops_with(c.settings) for c in plan.choices)
     return bool(plan.head or plan.regularizer or plan.loss or plan.clip or drops or engine_needs(plan))

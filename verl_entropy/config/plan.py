@@ -85,13 +85,19 @@ class Plan:
     def active(self) -> bool:
         """Whether anything of this package was chosen."""
         diagnosed = self.diagnosed and self.diagnostics.enabled
-        own = self.entropy.log_probs != "auto" or self.entropy.equal_returns in ("zero", "drop")
+        own = self.entropy.log_probs != "auto" or self.entropy.equal_returns not in (None, "verl")
         return bool(self.choices or self.entropy.presets or own or diagnosed)
 
     @property
     def zeroes_equal_returns(self) -> bool:
         """Whether groups of equal returns get no advantage."""
-        return self.entropy.equal_returns in ("zero", "drop") or (self.entropy.equal_returns is None and bool(self.choices))
+        chosen = self.entropy.equal_returns
+        return bool(self.choices) if chosen is None else chosen != "verl"
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether groups without a difference leave the loss."""
+        return self.entropy.equal_returns in ("drop", "drop_by_success")
 
     def describe(self) -> list[str]:
         """The start-up banner, a line each."""

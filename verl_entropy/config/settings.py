@@ -63,8 +63,9 @@ class Entropy:
     equal_returns: str | None = setting(
         None,
         "a group whose trajectories all have the same return: zero advantage under verl's GRPO, or verl's rounding error of up to .11; "
-        "drop: it leaves the loss and its denominator under any estimator (REPO, sec. 4); null: zero with any method, verl's without one",
-        choices=("zero", "verl", "drop"),
+        "drop: it leaves the loss and its denominator under any estimator (REPO, sec. 4); drop_by_success: so does a group that succeeds or "
+        "fails as one, though penalties or partial rewards tell its trajectories apart; null: zero with any method, verl's without one",
+        choices=("zero", "verl", "drop", "drop_by_success"),
     )
     target: float | list | None = setting(
         None,

@@ -41,9 +41,9 @@ _OURS = {
     "clipfrac_high": ("share of trained tokens with ratio > 1 + eps_high and A > 0", "share", "REPO paper, A.1"),
     "clipfrac_low": ("share of trained tokens with ratio < 1 - eps_low and A < 0", "share", "REPO paper, A.1"),
     "equal_returns/dropped_groups": (
-        "share of the prompt groups whose trajectories all have the same return, dropped from the loss",
+        "share of the prompt groups whose trajectories all have the same return (or success), dropped from the loss",
         "share",
-        "algorithm.entropy.equal_returns=drop",
+        "algorithm.entropy.equal_returns=drop, =drop_by_success",
     ),
     "equal_returns/rounding": (
         "largest advantage that verl's GRPO gives by rounding to a group whose trajectories all have the same return; set to 0 with "

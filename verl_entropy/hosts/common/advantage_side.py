@@ -63,8 +63,9 @@ def apply_transforms(ctx: AdvantageContext, advantages_RT: torch.Tensor) -> tupl
     A dropped token keeps the advantage that it had then: a head that learns advantages reads it.
     """
     keep_RT, advantages, turns, dropped_RT = None, advantages_RT, ctx.turns, None
-    if ctx.plan.entropy.equal_returns == "drop":
-        keep_RT, ctx.metrics["verl_entropy/equal_returns/dropped_groups"] = unequal_tokens(turns)
+    if ctx.plan.drops_groups:
+        by_success = ctx.plan.entropy.equal_returns == "drop_by_success"
+        keep_RT, ctx.metrics["verl_entropy/equal_returns/dropped_groups"] = unequal_tokens(turns, by_success)
         dropped_RT = advantages_RT
         ctx.turns = dataclasses.replace(turns, mask_RT=turns.mask_RT & keep_RT)
     chain = [(choice, choice.method.apply) for choice in ctx.plan.transforms]

@@ -110,7 +110,7 @@ def _transform(ctx: AdvantageContext, data: Any, rows: Rows) -> None:
     ctx.advantages_RT = advantage_side.settle_equal_returns(
         ctx, advantages_UT, rows.unique(data.batch["token_level_rewards"]).sum(-1)
     )
-    if not ctx.plan.transforms and ctx.plan.entropy.equal_returns != "drop" and ctx.advantages_RT is advantages_UT:
+    if not ctx.plan.transforms and not ctx.plan.drops_groups and ctx.advantages_RT is advantages_UT:
         return
     ctx.advantages_RT, keep_UT = advantage_side.apply_transforms(ctx, ctx.advantages_RT)
     if keep_UT is not None:

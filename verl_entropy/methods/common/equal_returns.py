@@ -13,11 +13,15 @@ ROUNDED = ("grpo", "grpo_vectorized")
 """verl's estimators that divide a group's fp32 deviations by std + 1e-6."""
 
 
-def unequal_tokens(turns: Turns) -> tuple[Tensor, float]:
+def unequal_tokens(turns: Turns, by_success: bool = False) -> tuple[Tensor, float]:
     """Tokens outside prompt groups of two or more trajectories whose scores are all the same; (R, T), bool; and the share of groups
     that have such scores. The REPO paper drops these groups from the batch (sec. 4); here they leave numerator and denominator.
+
+    ``by_success``: groups that succeed or fail as one, instead. Where a penalty for invalid actions is all that tells eight failures
+    apart, dividing by the group's std makes it weigh as much as success elsewhere, and the policy learns harmless failure.
     """
-    low_J, high_J = group_range(turns.score_J, turns.group_J, turns.num_groups)
+    compared_J = turns.success_J.float() if by_success else turns.score_J
+    low_J, high_J = group_range(compared_J, turns.group_J, turns.num_groups)
     same_J = (low_J == high_J) & (torch.bincount(turns.group_J, minlength=turns.num_groups)[turns.group_J] > 1)
     groups = len(torch.unique(turns.group_J[same_J]))
     return turns.to_tokens((~same_J[turns.trajectory_K]).float()).bool(), groups / max(turns.num_groups, 1)
