@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from bench import one
-from bench.plan import METHODS, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
+from bench.plan import METHODS, MODEL, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
 
 THREADS = 600
 """Threads of one run under Ray, all of its processes together."""
@@ -53,6 +53,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at once; default: half of the cores"
     )
+    parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct or its like, for worlds on a card")
+    parser.add_argument("--cards", default="0", help="the cards that they share, as 0,1; %(default)s")
     parser.add_argument("--steps", type=int, help="fewer steps, to try; needs --results")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where runs are trained; %(default)s")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results go; with another folder no page is written")
@@ -61,13 +63,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--page", action="store_true", help="write the page from the results that are there, and train nothing")
     args = parser.parse_args(argv)
-    args.worlds = chosen(args.world, list(WORLDS), "--world")
+    offered = [name for name, world in WORLDS.items() if args.model or not world.card]
+    args.worlds = chosen(args.world, offered if args.world == "all" else list(WORLDS), "--world")
     regular = ",".join(name for name, spec in specs.items() if not spec.candidate)
     args.regimes = chosen(regular if args.regime == "all" else args.regime, list(specs), "--regime")
     args.methods = chosen(args.method, list(METHODS), "--method")
     args.seeds = seed_list(args.seeds)
     if min(args.seeds) < TUNING_SEEDS and any(specs[name].candidate for name in args.regimes):
         parser.error(f"--regime {args.regime}: a candidate is tried on tuning seeds; give --seeds from {TUNING_SEEDS} up")
+    if lacking := [name for name in args.worlds if WORLDS[name].card and not args.model and not args.page]:
+        parser.error(f"--world {','.join(lacking)}: trains a pretrained model on a card; give --model FOLDER of one, too")
+    if not all(card.isdigit() for card in args.cards.split(",")):
+        parser.error(f"--cards {args.cards}: expected numbers as 0 or 0,1")
     for name in ("jobs", "steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -93,6 +100,7 @@ def check_threads(at_once: int) -> None:
 def run_all(missing: list[Job], args: argparse.Namespace) -> int:
     """Train, ``args.jobs`` runs at once; returns how many failed. A signal ends the runs, too."""
     waiting, running, failed, start = list(missing), {}, 0, time.time()
+    cards: dict[Job, str] = {}
     options = [*([f"--steps={args.steps}"] if args.steps else []), *(["--diagnose"] if args.diagnose else [])]
 
     def stop(signum: int, frame: object) -> None:
@@ -107,7 +115,12 @@ def run_all(missing: list[Job], args: argparse.Namespace) -> int:
             job = waiting.pop(0)
             words = [job.world, job.regime, job.method, str(job.seed), str(args.work), str(args.results), str(args.jobs)]
             command = [sys.executable, "-m", "bench.one", *words, *options]
-            running[subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)] = job
+            env = dict(os.environ)
+            if WORLDS[job.world].card:
+                taken = [cards[other] for other in running.values() if other in cards]
+                cards[job] = min(args.cards.split(","), key=taken.count)
+                env |= {MODEL: str(args.model.resolve()), "CUDA_VISIBLE_DEVICES": cards[job]}
+            running[subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL)] = job
             print(f"{time.time() - start:6.0f} s  start  {job.label()}", flush=True)
             time.sleep(STAGGER)
         for process in [p for p in running if p.poll() is not None]:

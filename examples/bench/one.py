@@ -32,6 +32,8 @@ from verl_entropy.quickstart.__main__ import COSTLY_EVERY, read_metrics
 
 FORMAT = 1
 PACKAGES = ("verl-entropy", "verl", "torch", "transformers", "ray", "numpy")
+CARD_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
+"""The last: CUDA graphs for steps in which some episodes begin a turn while others are in one (tests/gpu/seams.sh)."""
 BUSY = 3
 """Exit status: another process trains this run."""
 STARTS = 3
@@ -158,7 +160,7 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose:
         run_folder.mkdir(parents=True)
         overrides = words(job, folder, run_folder, steps, diagnose)
         metrics = run_folder / "metrics.jsonl"
-        env = {**os.environ, **cpu_env(), "VERL_FILE_LOGGER_PATH": str(metrics)}
+        env = {**os.environ, **(CARD_ENV if WORLDS[job.world].card else cpu_env()), "VERL_FILE_LOGGER_PATH": str(metrics)}
         start = time.time()
         train(job, run_folder, [sys.executable, "-m", "verl.trainer.main_ppo", *overrides], env)
         seconds, logged, world = time.time() - start, read_metrics([metrics]), WORLDS[job.world]

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "recipes/bench/results"
 QUICKSTART = ROOT / "verl_entropy/quickstart/grpo.json"
 """Plain GRPO in the healthy household, which the quickstart shows."""
+MODEL = "VERL_ENTROPY_BENCH_MODEL"
+"""Environment variable with the folder of the pretrained model that worlds on a card train; --model sets it."""
 TUNING_SEEDS = 100
 """Regimes are chosen on seeds from here up; what is reported has lower ones."""
 
@@ -82,7 +84,7 @@ class Regime:
 
 
 def _rates(steps: int, *rates: str) -> dict[str, Regime]:
-    """Candidates for the regimes: plain GRPO at these learning rates."""
+    """Candidates for regimes: plain GRPO at these learning rates."""
     return {
         f"rate_{rate}": Regime(steps, (f"{_ACTOR}.optim.lr={rate}",), f"learning rate {rate}", candidate=True) for rate in rates
     }
@@ -105,6 +107,8 @@ class World:
     """Entropy in nats that methods with a target hold: about that of the first steps."""
     validations: int = 2
     """Of the training: at the end, and 2: in the middle, too; one more is made before it."""
+    card: bool = False
+    """Trains a pretrained model on a card, with vLLM."""
     regimes: dict[str, Regime] = field(default_factory=dict)
 
 
@@ -183,6 +187,19 @@ WORLDS = {
             ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
+    ),
+    "frozen_lake_card": World(
+        title="frozen lake, SmolLM2 on a card",
+        module="bench.frozen_lake_card",
+        splits=("dev", "test"),
+        metric="val-core/frozen_lake/{split}/acc/mean@1",
+        episodes=256,
+        held=0.5,
+        text="The frozen lake for SmolLM2-135M-Instruct on a card that some runs share (FSDP2 in bf16, vLLM), warm-started for each seed on "
+        "turns of the noisy expert; all else as in the lake on a CPU.",
+        validations=1,
+        card=True,
+        regimes=_rates(50, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
     ),
 }
 

@@ -7,11 +7,11 @@ to it is seen, and none of it is needed for the task.
 
 from __future__ import annotations
 
+import argparse
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from verl_entropy.agent.settings import AgentSettings
@@ -64,13 +64,7 @@ class Small:
 
     def prepare(self, folder: Path, seed: int) -> None:
         """Data and warm-started model of a seed, made once."""
-        assets = folder / f"assets-seed{seed}"
-        assets.mkdir(parents=True, exist_ok=True)
-        splits = [("train", seed * SEEDS_PER_RUN, self.train_steps * self.prompts)]
-        splits += [(split, FIRST_HELD_OUT * (1 + i), self.held_out) for i, split in enumerate(("dev", "test"))]
-        for split, first, count in splits:
-            tasks = [Task(first + i, {"split": split}) for i in range(count)]
-            write_parquet(rl_rows(tasks, self.name, split), assets / f"{split}.parquet")
+        assets = self.write_tasks(folder, seed)
         if (assets / "warm").is_dir():
             return
         import torch
@@ -79,20 +73,43 @@ class Small:
         words = [*build.SPECIAL, *sorted({*self.vocabulary, *OPENINGS, *build.OTHER.split()} - set(build.SPECIAL))]
         tokenizer = build.word_level(words, pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>")
         network = build.build_model(len(tokenizer), seed)
+        warm_start.train(network, self.expert_rows(tokenizer, seed), seed, steps=self.warm_steps)
+        warm_start.save(network, tokenizer, assets / "warm")
+
+    def write_tasks(self, folder: Path, seed: int) -> Path:
+        """The tasks of a seed; returns their folder."""
+        assets = folder / f"assets-seed{seed}"
+        assets.mkdir(parents=True, exist_ok=True)
+        splits = [("train", seed * SEEDS_PER_RUN, self.train_steps * self.prompts)]
+        splits += [(split, FIRST_HELD_OUT * (1 + i), self.held_out) for i, split in enumerate(("dev", "test"))]
+        for split, first, count in splits:
+            tasks = [Task(first + i, {"split": split}) for i in range(count)]
+            write_parquet(rl_rows(tasks, self.name, split), assets / f"{split}.parquet")
+        return assets
+
+    def expert_rows(self, tokenizer: Any, seed: int) -> list[warm_start.Row]:
+        """(prompt ids, response ids) of every turn of a noisy expert."""
         writer = TurnWriter(AgentSettings.from_mappings(self.agent()), tokenizer, self.max_prompt, self.max_response)
         first = warm_start.FIRST_SEED + seed * self.episodes
         tasks = [Task(first + i, {"split": "train"}) for i in range(self.episodes)]
         rows, _ = collect(writer, tasks, noise=self.noise, seed=seed)
-        warm_start.train(network, [(row["prompt_ids"], row["response_ids"]) for row in rows], seed, steps=self.warm_steps)
-        warm_start.save(network, tokenizer, assets / "warm")
+        return [(row["prompt_ids"], row["response_ids"]) for row in rows]
 
     def words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> Iterable[str]:
-        """Overrides for verl's trainer: the quickstart's with this world's data and sizes."""
+        """Overrides for verl's trainer on a CPU: the quickstart's with this world's data and sizes."""
+        return self._words(quickstart.overrides, folder, seed, run, steps, presets)
+
+    def task_words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> list[str]:
+        """The part of them that says what is trained, not on which device."""
+        return self._words(quickstart.task_overrides, folder, seed, run, steps, presets)
+
+    def _words(
+        self, base: Callable[..., list[str]], folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]
+    ) -> list[str]:
         assets = folder / f"assets-seed{seed}"
-        args = SimpleNamespace(preset=",".join(presets) or "none", steps=steps, seed=seed, overrides=[])
-        theirs = [word for word in quickstart.overrides(args, assets, run) if word and not word.startswith("+data.env.")]
+        args = argparse.Namespace(preset=",".join(presets) or "none", steps=steps, seed=seed, overrides=[])
         return [
-            *theirs,
+            *(word for word in base(args, assets, run) if word and not word.startswith("+data.env.")),
             *(f"+data.env.{key}={value}" for key, value in self.agent().items()),
             f"data.val_files=[{assets / 'dev.parquet'},{assets / 'test.parquet'}]",
             f"data.train_batch_size={self.prompts}",

@@ -55,11 +55,13 @@ def fp16(folder: Path, stage: str) -> str:
 
 def branching(folder: Path, stage: str) -> str:
     found = json.loads((folder / f"{stage}.json").read_text())["rollout"]
-    reused, generated, share, branches = (
-        found[f"verl_entropy/rollout/{key}"]
-        for key in ("reused_tokens", "generated_tokens", "cached_share", "branch_cached_share")
+    reused, generated, share = (
+        found[f"verl_entropy/rollout/{key}"] for key in ("reused_tokens", "generated_tokens", "cached_share")
     )
     said = f"{training(folder, stage)}; {reused / (reused + generated):.0%} of the response tokens taken over"
+    branches = found.get("verl_entropy/rollout/branch_cached_share")
+    if branches is None:
+        raise StageFailed(f"{said}; no prompt branched")
     if not branches > 0.5:
         raise StageFailed(f"{said}; only {branches:.0%} of a branch's first prompt were in vLLM's cache")
     return f"{said}; in vLLM's cache {share:.0%} of all prompts, {branches:.0%} of a branch's first"

@@ -74,6 +74,39 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
     assert page.tokens({"none": {0: plain}}) == []
 
 
+def test_a_world_on_a_card_asks_for_a_model_and_shares_the_cards(tmp_path, monkeypatch, capsys):
+    assert "frozen_lake_card" not in command.arguments([]).worlds
+    for words, says in (
+        (["--world", "frozen_lake_card"], "give --model FOLDER"),
+        (["--model", "m", "--cards", "0,x"], "--cards 0,x: expected numbers"),
+    ):
+        with pytest.raises(SystemExit):
+            command.arguments(words)
+        assert says in capsys.readouterr().err
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/__init__.py").touch()
+    (tmp_path / "bench/one.py").write_text(
+        "import os, sys, time, pathlib\ntime.sleep(1)\n"
+        f"print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['{plan.MODEL}'], file=open(pathlib.Path(sys.argv[5]) / sys.argv[4], 'w'))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(command, "STAGGER", 0.0)
+    given = ["--world", "frozen_lake_card", "--model", str(tmp_path / "m"), "--cards", "0,1", "--regime", "rate_1e-5"]
+    args = command.arguments([*given, "--method", "none", "--seeds", "100-103", "--jobs", "4", "--work", str(tmp_path)])
+    assert command.run_all(command.jobs(args.worlds, args.regimes, args.methods, args.seeds), args) == 0
+    told = sorted((tmp_path / str(seed)).read_text() for seed in args.seeds)
+    assert told == [f"{card} {tmp_path / 'm'}\n" for card in (0, 0, 1, 1)]
+
+
+def test_a_run_on_a_card_trains_the_lake_with_vllm(tmp_path):
+    job = plan.Job("frozen_lake_card", "rate_1e-5", "gigpo-aem-seal", 100)
+    words = one.words(job, tmp_path, tmp_path / "run", 50)
+    settings = dict(word.lstrip("+").split("=", 1) for word in words)
+    assert settings["actor_rollout_ref.rollout.name"] == "vllm" and "trainer.device" not in settings
+    assert settings["data.env.name"] == "bench.frozen_lake:FrozenLake" and settings["actor_rollout_ref.actor.optim.lr"] == "1e-5"
+    assert settings["data.val_files"].endswith("test.parquet]") and "+entropy=[gigpo,aem,seal]" in words
+
+
 def test_dynamic_sampling_is_compared_by_held_out_success_alone(tmp_path):
     for seed in range(5):
         stored(tmp_path, "none", seed, 0.5, 0.2 + 0.01 * seed)
@@ -201,12 +234,13 @@ def test_every_world_would_start(world, tmp_path):
     from verl_entropy.config import compose
     from verl_entropy.hosts.verl_engine import resolved
 
-    words = one.words(plan.Job(world, "unstable", "gigpo", 3), tmp_path, tmp_path / "run", 30)
+    regime = next(iter(plan.WORLDS[world].regimes))
+    words = one.words(plan.Job(world, regime, "gigpo", 3), tmp_path, tmp_path / "run", 30)
     found = resolved.check(compose.compose(words))
     data = found.raw["data"]
     assert found.verl is None and data["env"]["name"].startswith("bench.") and "kwargs" not in data["env"]
     assert data["val_files"] == [str(tmp_path / f"assets-seed3/{s}.parquet") for s in plan.WORLDS[world].splits]
-    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] < 96
+    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] <= 96
 
 
 @pytest.mark.slow

@@ -149,6 +149,11 @@ FAILED_ROW = {"path": "this package", "failed": "OutOfMemoryError"}
             {"seams": {"a": True}, "steps": [1, 3], "rollout": SHARES, **STEPS},
             "only 5% of a branch's first prompt were in vLLM's cache",
         ),
+        (
+            "branching",
+            {"seams": {"a": True}, "steps": [1, 3], "rollout": {k: v for k, v in SHARES.items() if "branch" not in k}, **STEPS},
+            "10% of the response tokens taken over; no prompt branched",
+        ),
         ("clip", {"paths": [{"path": "fp32", "wrong": 0.02}]}, "fp32 clips 2.00% of the tokens otherwise than fp64"),
         ("head", {"head": [], "failed": ["head: OutOfMemoryError"]}, "no update was measured: ['head: OutOfMemoryError']"),
     ],

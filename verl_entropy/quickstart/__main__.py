@@ -98,10 +98,17 @@ def prepare(folder: Path, seed: int, steps: int) -> Path:
 
 def overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
     """The whole command line of verl's trainer."""
+    return [
+        *cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH),
+        *task_overrides(args, assets, run),
+    ]
+
+
+def task_overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
+    """The part of it that says what is trained, not on which device."""
     chosen = preset_list(args.preset)
     val_files = f"[{assets / 'seen.parquet'},{assets / 'unseen.parquet'}]"
     return [
-        *cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH),
         "algorithm.adv_estimator=grpo" if not set(chosen) & {"gigpo", "loop", "loop_dapo", "group_norm"} else "",
         f"+entropy=[{','.join(chosen)}]" if chosen else "",
         "trainer.logger=[file]",

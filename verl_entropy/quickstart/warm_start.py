@@ -48,28 +48,36 @@ def _batches(rows: list[Row], rng: random.Random) -> Iterator[list[Row]]:
 
 def _loss(model, batch: list[Row]) -> torch.Tensor:
     """Cross-entropy of the response tokens; rows are padded on the right, which causal attention never sees."""
-    width = max(len(p) + len(r) for p, r in batch)
+    width, device = max(len(p) + len(r) for p, r in batch), model.device
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     target = torch.full((len(batch), width), -100)
     for i, (prompt, response) in enumerate(batch):
         ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
         target[i, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
-    position = torch.arange(width).expand_as(ids)
+    ids, target = ids.to(device), target.to(device)
+    position = torch.arange(width, device=device).expand_as(ids)
     hidden = model.model(input_ids=ids, position_ids=position).last_hidden_state[:, :-1]
     kept = target[:, 1:] != -100
     return F.cross_entropy(model.lm_head(hidden[kept]).float(), target[:, 1:][kept])
 
 
-def train(model, rows: list[Row], seed: int, steps: int = STEPS, tick: Callable[[float], None] = lambda loss: None) -> float:
-    """Train ``model`` in place; ``tick(loss)`` is called after each step. Returns the last loss."""
+def train(
+    model,
+    rows: list[Row],
+    seed: int,
+    steps: int = STEPS,
+    tick: Callable[[float], None] = lambda loss: None,
+    rate: float = LEARNING_RATE,
+) -> float:
+    """Train ``model`` in place, where it is; ``tick(loss)`` is called after each step. Returns the last loss."""
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0, betas=(0.9, 0.99))
     batches, loss = _batches(rows, random.Random(seed)), torch.tensor(float("nan"))
     model.train()
     for step in range(steps):
         decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * decay
+            group["lr"] = rate * min(1.0, (step + 1) / WARMUP) * decay
         loss = _loss(model, next(batches))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
