@@ -199,7 +199,7 @@ WORLDS = {
         "turns of the noisy expert; all else as in the lake on a CPU.",
         validations=1,
         card=True,
-        regimes=_rates(50, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
+        regimes=_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
     ),
 }
 
