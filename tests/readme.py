@@ -47,12 +47,13 @@ def _gpu(name: str) -> dict | None:
 
 
 def gpu_runs() -> str:
-    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,ray,fp16,step}.json, those that are there."""
+    """Runs with vLLM, from tests/gpu/results/{seams,seams_padded,resume,ray,branching,fp16,step}.json, those that are there."""
     what = {
         "seams": "Rows packed (`varlen`), CUDA graphs in vLLM",
         "seams_padded": "Before that: rows padded, vLLM eager, all columns to the workers",
         "resume": "Resumed from a checkpoint under `colocate_async`",
         "ray": "verl's RayPPOTrainer (`trainer.use_v1=False`), beside other work on the card",
+        "branching": "Rollouts that branch (`+entropy=[gigpo,aem,seal,epo,arpo]`, 4 roots of 8), beside other work on the card",
         "fp16": "Trainer and vLLM in fp16",
         "step": "The layers of Qwen2.5-1.5B with random weights, 32,768 tokens a micro-batch, gradient checkpointing",
     }
@@ -66,6 +67,14 @@ def gpu_runs() -> str:
         if name == "fp16":
             gap, bf16 = r["rollout_probs_diff_mean"], _gpu("seams")["rollout_probs_diff_mean"]
             lines.append(f"{head}probabilities of the two {gap:.1e} apart in the mean, against {bf16:.1e} in bf16. {active}")
+            continue
+        if name == "branching":
+            found = {key.removeprefix("verl_entropy/rollout/"): value for key, value in r["rollout"].items()}
+            taken = found["reused_tokens"] / (found["reused_tokens"] + found["generated_tokens"])
+            lines.append(
+                f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active} {taken:.0%} of the last step's response tokens were taken over. "
+                f"vLLM had {found['branch_cached_share']:.0%} of a branch's first prompt in its cache, and {found['cached_share']:.0%} of all."
+            )
             continue
         if name in ("resume", "ray"):  # of interest is that they run, and they may share the card
             lines.append(f"{head}steps {r['steps'][0]} to {r['steps'][-1]}, {active}")

@@ -53,7 +53,7 @@ def early_and_late(steps: Sequence[Mapping[str, float]], width: int = 5) -> dict
     """EPO's cascade: entropy of the first two turns and of the last two, and which of them leads; {} under four turns.
 
     ``together``: rank correlation of their changes between means of ``width`` steps; ``early_leads``, ``late_leads``: of the changes of
-    one with those of the other a mean later.
+    one with those of the other a mean later. A step in which no episode reached the last turns is left out of its mean.
     """
     turns = 0
     while sum(f"{TURN}{turns}" in data for data in steps) > len(steps) / 2:
@@ -65,7 +65,8 @@ def early_and_late(steps: Sequence[Mapping[str, float]], width: int = 5) -> dict
         for pair in ((0, 1), (turns - 2, turns - 1))
     ]
     whole = len(steps) // width * width
-    early, late = (np.diff(series[:whole].reshape(-1, width).mean(1)) for series in both)
+    blocks = [np.ma.masked_invalid(series[:whole].reshape(-1, width)).mean(1).filled(np.nan) for series in both]
+    early, late = (np.diff(means) for means in blocks)
     return {
         "early": rounded(float(np.nanmean(both[0]))),
         "late": rounded(float(np.nanmean(both[1]))),

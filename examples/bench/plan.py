@@ -132,16 +132,26 @@ WORLDS = {
                 reading="What kills it is a signal, not a level of entropy. Where GRPO lost everything, valid actions rose to .99 or 1 and "
                 "entropy of wrong trajectories sank: in a group whose rollouts all fail, the penalty for invalid actions is the only "
                 "difference, and dividing by the group's standard deviation makes it weigh as much as success elsewhere, so that the "
-                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; most others ended there, too. "
-                "Nothing that controls entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three of five seeds each "
-                "(the latter in one of these at a quarter of its entropy), GiGPO alone in one, AEM in one of three; for held-out success at "
+                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; most others "
+                "ended there, too. "
+                "Nothing that controls entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three of "
+                "five seeds each "
+                "(the latter in one of these at a quarter of its entropy), AEM in two (in one of these at a quarter, too), GiGPO alone and "
+                "STEER in one, EPO and SEAL in none of three; for held-out success at "
                 "the end five seeds do not tell any of them from GRPO. A seed repeats the tasks and the warm start, not the run: REPO-R on "
-                "seed 1 was lost within ten steps on a host of 16 cores (cut at its last validation, hence not in the table) and kept on two "
+                "seed 1 was lost within ten steps on a host of 16 cores (cut at its last validation, hence not in the table) "
+                "and kept on two "
                 "cores. Two controls remove one half of the cause each and cure nothing: without the division, or without "
                 "the penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
                 "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples others: "
-                "it kept every seed, at the price in sampled groups that stands above. Its entropy ends where GRPO's does, so a low "
-                "entropy as such harmed nothing here; nor does a high one help: Entrocraft and the constant bonus raised it first and lost as "
+                "it kept every seed, at the price in sampled groups that stands above. That it samples others is what counts: "
+                "with such groups "
+                "left out and no others sampled (`equal_returns=drop_by_success`) two of two runs were lost, valid actions "
+                "fell to .15, and "
+                "what was left for an update shrank from six groups to one or none. Dynamic sampling's entropy ends where "
+                "GRPO's does, so a low "
+                "entropy as such harmed nothing here; nor does a high one help: Entrocraft and the constant bonus raised it "
+                "first and lost as "
                 "early as any. `bash examples/box.sh` trains one run of GRPO "
                 "and one of dynamic sampling, and shows them.",
             ),
@@ -164,6 +174,17 @@ WORLDS = {
                 60,
                 (f"{_ACTOR}.optim.lr=1e-3",),
                 "learning rate 1e-3, at which GRPO learned and lost two fifths or all of it on the tuning seeds",
+                reading="One or two seeds of each method, which rank nothing. What they show is how a run is lost here: valid actions "
+                "stay near 1 "
+                "and entropy falls slowly, while single steps move the policy by .1 to .4 nats a token and success jumps by a "
+                "half from one to the "
+                "next. GRPO on seed 1 stood at .98 to 1 in steps 12 and 13, when a handful of failures was all that an update had, "
+                "and at 0 for good from step 20 on. REPO-R on seed 1 was destroyed by two such steps at the very start, before "
+                "its coefficient "
+                "had done anything. Dynamic sampling became slower and slower: its groups, one map each, won or failed as one, "
+                "so that a step "
+                "sampled 221 (seed 0) and 778 groups (seed 1) for the eight that it trained on; the machine's time ended "
+                "before its runs did.",
             ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
@@ -199,7 +220,27 @@ WORLDS = {
         "turns of the noisy expert; all else as in the lake on a CPU.",
         validations=1,
         card=True,
-        regimes=_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
+        regimes={
+            "healthy": Regime(40, (f"{_ACTOR}.optim.lr=1e-5",), "learning rate 1e-5"),
+            "between": Regime(
+                40,
+                (f"{_ACTOR}.optim.lr=2e-5",),
+                "learning rate 2e-5, at which GRPO lost five sixths of its success on the tuning seed and won half of it back",
+                reading="On seeds 0 to 2 GRPO lost nothing at this rate: the rate chosen on one tuning seed was too low to show what a "
+                "remedy is "
+                "worth. At 3e-5 the tuning seed shows how SmolLM2 is lost: success .77 at step 20, then within two steps every "
+                "answer is invalid "
+                "(valid actions 1 -> 0), at an entropy of .12 nats; all groups fail with equal returns from then on, the "
+                "gradient is 0, and the run "
+                "is dead. Three runs of dynamic sampling ended with the machine's time; they are among the cut runs.",
+            ),
+            "unstable": Regime(
+                40,
+                (f"{_ACTOR}.optim.lr=3e-5",),
+                "learning rate 3e-5, the lowest at which GRPO learned and lost all on the tuning seed",
+            ),
+            **_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
+        },
     ),
 }
 

@@ -11,6 +11,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from verl_entropy.batch.turns import build_turns
+from verl_entropy.hosts.common import loss_side
 from verl_entropy.methods.common.gspo import gspo
 from verl_entropy.methods.common.ppo_clip import ppo_clip
 from verl_entropy.methods.estimators.group_norm import group_norm
@@ -43,6 +44,20 @@ def test_ppo_clip_is_verls_vanilla(low, high, c, mode):
     log_prob = b.log_prob_RT.requires_grad_()
     expected = theirs("vanilla", b, log_prob, mode, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=c)
     assert_same(ours(ppo_clip, b, log_prob, mode, eps_low=low, eps_high=high, dual_clip=c), expected, log_prob)
+
+
+@pytest.mark.parametrize("c", [1.1, 3.0])
+def test_a_loss_of_ours_logs_what_verls_vanilla_logs(c):
+    b = random_batch(21)
+    bounds = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.1, "clip_ratio_c": c}
+    vanilla = core_algos.get_policy_loss_fn("vanilla")
+    _, expected = vanilla(b.old_log_prob_RT, b.log_prob_RT, b.advantages_RT, b.mask_RT.float(), "token-mean", actor(**bounds))
+    _, parts = ppo_clip(b.log_prob_RT, b.old_log_prob_RT, b.advantages_RT, b.mask_RT, eps_low=0.05, eps_high=0.1, dual_clip=c)
+    found = loss_side.verls_metrics(parts, b.mask_RT)
+    assert {k: float(v) for k, v in found.items()} == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert expected["actor/pg_clipfrac"] > 0 and (c > 2 or expected["actor/pg_clipfrac_lower"] > 0)
+    assert loss_side.verls_metrics({"weight": parts["ppo_kl"]}, b.mask_RT) == {}  # a loss from outside may report other parts
+    assert not any(v.item() for v in loss_side.verls_metrics(parts, torch.zeros_like(b.mask_RT)).values())
 
 
 @pytest.mark.parametrize(("low", "high"), [(3e-4, 4e-4), (0.1, 0.2)])

@@ -50,6 +50,20 @@ def token_loss(
     return loss_RT, parts
 
 
+def verls_metrics(parts: dict[str, torch.Tensor], mask_RT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What verl's own losses log, under their names, as means over the micro-batch's tokens; verl averages these over micro-batches."""
+    found = {"actor/ppo_kl": parts.get("ppo_kl"), "actor/pg_clipfrac_lower": parts.get("clipfrac_dual")}
+    if {"clipfrac_high", "clipfrac_low"} <= parts.keys():
+        found["actor/pg_clipfrac"] = parts["clipfrac_high"] + parts["clipfrac_low"]
+    inside_RT = mask_RT.bool()
+    tokens = inside_RT.sum().clamp_min(1)
+    return {
+        name: torch.where(inside_RT, x_RT.detach().float(), 0.0).sum() / tokens
+        for name, x_RT in found.items()
+        if x_RT is not None
+    }
+
+
 def policy_loss(name: str) -> Callable[..., Any]:
     """The function that verl calls for ``loss_mode=name``; aggregation and importance weights are verl's."""
 
@@ -70,11 +84,11 @@ def policy_loss(name: str) -> Callable[..., Any]:
 
         ctx = context.loss()
         clip = ClipBounds(*clip_bounds(config), config.clip_ratio_c)
-        loss_RT, _ = token_loss(ctx, clip, log_prob, old_log_prob, advantages, response_mask)
+        loss_RT, parts = token_loss(ctx, clip, log_prob, old_log_prob, advantages, response_mask)
         if rollout_is_weights is not None:
             loss_RT = loss_RT * rollout_is_weights
         total = agg_loss(loss_mat=loss_RT, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-        return total, {}
+        return total, verls_metrics(parts, response_mask)
 
     loss.__name__ = loss.__qualname__ = f"verl_entropy_{name}"
     return loss
