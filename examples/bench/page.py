@@ -28,6 +28,9 @@ CUT = "cut"
 LEAST_RUNS = 5
 """Runs without which nothing is said of causes."""
 RATE = "actor_rollout_ref.actor.optim.lr"
+TARGET = "algorithm.entropy.target"
+SETTLING, NEAR = 20, 0.1
+"""Steps that a target may take, and how near to it counts."""
 Run = dict[str, Any]
 Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
@@ -290,6 +293,33 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
     ]
 
 
+def holding(cells: dict[str, Cell]) -> list[str]:
+    """A row a run with a target: how near entropy was to it after the first steps, and success beside GRPO's."""
+    lines, base = [], cells.get(BASE, {})
+    for method, cell in cells.items():
+        for seed, run in cell.items():
+            entropy = known(run, "entropy")[SETTLING:]
+            if (target := run.get("settings", {}).get(TARGET)) is None or not entropy:
+                continue
+            near = fmean(abs(value / float(target) - 1) <= NEAR for value in entropy)
+            gain = f"{run['outcome']['auc'] - base[seed]['outcome']['auc']:+.3f}" if seed in base else ""
+            lines.append(
+                f"| {METHODS[method].title} | {seed} | {float(target):g} | {fmean(entropy):.3f} ({min(entropy):.3f} to {max(entropy):.3f}) | "
+                f"{near:.0%} | {run['outcome']['held_out_final']:.2f} | {gain} |"
+            )
+    if not lines:
+        return []
+    return [
+        f"Entropy that is held at a target, in nats: its mean and range after the first {SETTLING} steps, and the share of these steps within "
+        f"{NEAR:.0%} of it. A step's entropy is measured on its own episodes and wavers by some per cent.",
+        "",
+        "| method | seed | target | entropy | near it | held out, final | area - GRPO's |",
+        "|" + "---|" * 7,
+        *lines,
+        "",
+    ]
+
+
 def sampled(cells: dict[str, Cell]) -> list[str]:
     """How many groups dynamic sampling sampled for those that it trained on."""
     lines = []
@@ -382,6 +412,7 @@ def render(results: Path) -> str:
             "",
             *tokens(cells),
             *sampled(cells),
+            *holding(cells),
             *ends(cells),
             *told_of_causes(cells),
             *([chosen.reading, ""] if chosen.reading else []),

@@ -74,6 +74,15 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
     assert page.tokens({"none": {0: plain}}) == []
 
 
+def test_how_near_entropy_was_to_its_target_is_told():
+    steps = logged([0.4] * 30, [0.9] * 20 + [0.5] * 6 + [0.56] * 4, {0: (0.1, 0.1), 30: (0.3, 0.3)})
+    plain = {"curves": outcome.curves(steps), "outcome": {"auc": 0.3, "held_out_final": 0.3}}
+    held = plain | {"settings": {page.TARGET: "0.5"}, "outcome": {"auc": 0.4, "held_out_final": 0.25}}
+    lines = page.holding({"none": {0: plain}, "held_bonus": {0: held}})
+    assert f"| {plan.METHODS['held_bonus'].title} | 0 | 0.5 | 0.524 (0.500 to 0.560) | 60% | 0.25 | +0.100 |" in lines
+    assert page.holding({"none": {0: plain}}) == []
+
+
 def test_a_world_on_a_card_asks_for_a_model_and_shares_the_cards(tmp_path, monkeypatch, capsys):
     assert "frozen_lake_card" not in command.arguments([]).worlds
     for words, says in (
