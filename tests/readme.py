@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def quickstart_table() -> str:
         spread = f" +- {statistics.stdev(gains):.2f}, standard deviation" if len(gains) > 1 else ""
         lines += ["", f"Gain on {split}: {statistics.mean(gains):+.2f}{spread} over {len(gains)} seed(s)."]
     return "\n".join(lines)
+
+
+def bench_table() -> str:
+    """The short table of the bench, from recipes/bench/results."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from bench import page
+
+    return "\n".join(page.short_table())
 
 
 def _kept(path: Path) -> dict | None:
@@ -471,7 +480,7 @@ def parts() -> dict[Path, dict[str, tuple[str, str]]]:
     costs = [benchmark_table(), gpu_runs(), gpu_entropy(), gpu_head()]
     checks = [gpu_stages(), gpu_numerics(), gpu_clip()]
     return {
-        ROOT / "README.md": {"table: verl-entropy table": ("table", table.algorithms())},
+        ROOT / "README.md": {"table: verl-entropy table": ("table", table.algorithms()), "bench": ("bench", bench_table())},
         ROOT / "verl_entropy/commands/README.md": {"table: verl-entropy table commands": ("commands", table.commands())},
         ROOT / "verl_entropy/diagnostics/README.md": {"detector": ("detector", detector_table())},
         ROOT / "verl_entropy/envs/README.md": {"environments": ("environments", environments_table())},

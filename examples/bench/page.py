@@ -107,6 +107,26 @@ def table(cells: dict[str, Cell]) -> list[str]:
     return [HEAD, "|" + "---|" * (HEAD.count("|") - 1), *(row(m, cell, base) for m, cell in cells.items())]
 
 
+def short_table(results: Path = RESULTS, world: str = "household", regimes: Sequence[str] = ("healthy", "unstable")) -> list[str]:
+    """For the project's README: what has five seeds in a world, and how many of these kept their success."""
+    found = [load(results).get((world, regime), {}) for regime in regimes]
+    lines = [
+        f"| method | {' | '.join(f'{regime}: held-out success at the end | kept' for regime in regimes)} |",
+        "|" + "---|" * (1 + 2 * len(regimes)),
+    ]
+    for method, spec in METHODS.items():
+        cells = [cells.get(method, {}) for cells in found]
+        if max(map(len, cells)) < 5:
+            continue
+        columns = []
+        for runs in (list(cell.values()) for cell in cells):
+            whole = len(runs) >= 5
+            columns.append(interquartile_mean([score(runs, "held_out_final")]).text() if whole else "")
+            columns.append(f"{len(runs) - sum(map(halved, runs))} of {len(runs)}" if whole else "")
+        lines.append(f"| {spec.title} | {' | '.join(columns)} |")
+    return lines
+
+
 def verdicts(cells: dict[str, Cell]) -> list[str]:
     """Which methods are told from GRPO, and which not."""
     base = cells.get(BASE, {})
