@@ -21,15 +21,19 @@ from verl_entropy.methods.context import AdvantageContext
 UNIT = 0.01
 
 
-def entropies(update, target, *, effect, drift, start, noise=0.02, seed=0, steps=120, reach=lambda step: True):
-    """Entropy over its target at every step of a policy whose ln H moves by a drift of its own and ``effect`` per unit."""
-    draw, log_h, seen = random.Random(seed), math.log(start * target), []
+def entropies(update, target, *, effect, drift, start, noise=0.02, seed=0, steps=120, lag=0.0, reach=lambda step: True):
+    """Entropy over its target at every step of a policy whose ln H moves by a drift of its own and ``effect`` per unit.
+
+    ``lag``: weight of the steps before in the push that a step feels.
+    """
+    draw, log_h, seen, felt = random.Random(seed), math.log(start * target), [], 0.0
     for step in range(steps):
         entropy = math.exp(log_h + draw.gauss(0.0, noise))
         push = update(entropy, target) / UNIT
         seen.append(entropy / target)
         works = effect * (1.0 + 0.2 * draw.gauss(0.0, 1.0)) if reach(step) else 0.0
-        log_h += drift * (1.0 + 0.5 * math.sin(step / 15)) + works * push
+        felt = lag * felt + (1.0 - lag) * push
+        log_h += drift * (1.0 + 0.5 * math.sin(step / 15)) + works * felt
     return seen
 
 
@@ -47,6 +51,19 @@ def test_a_policy_of_any_gain_is_held(effect, drift, target):
         for seed in range(5):
             hold = EntropyHold(1e-3, UNIT, -10.0, 10.0)
             assert held(entropies(hold.update, target, effect=effect, drift=drift, start=start, seed=seed)) >= 0.8
+
+
+def test_a_push_that_is_felt_late_does_not_wind_up():
+    """As in training, where Adam's moments lag: over gains, drifts and starts most steps are within 10 % of the target, and few runs erupt."""
+    shares, highest = [], []
+    for effect in (5e-4, 3e-3, 0.02, 0.1):
+        for drift in (-0.05, -0.01, 0.02):
+            for start, seed in ((0.6, 0), (1.0, 1), (1.0, 2)):
+                update = EntropyHold(1e-3, UNIT, -10.0, 10.0).update
+                ratios = entropies(update, 0.3, effect=effect, drift=drift, start=start, seed=seed, lag=0.8)
+                shares.append(held(ratios))
+                highest.append(max(ratios[5:]))
+    assert sum(shares) / len(shares) > 0.8 and sum(h > 1.5 for h in highest) <= 2
 
 
 def test_doubling_and_halving_does_not_hold_it():

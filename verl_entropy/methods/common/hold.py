@@ -12,11 +12,13 @@ DRIFT, DRIFT_BOUND, NOISE = 0.01, 0.1, 0.05
 """Of ln H in a step: how far the drift wanders, how large it can be, and the standard error of a measured change."""
 EFFECT, WANDER, RANGE = 0.02, 0.15, 1000.0
 """First guess of what one unit of the coefficient does to ln H in a step, its relative change a step, and the factor it may be off."""
+LAG, GROWTH = 0.6, 0.7
+"""Weight of the steps before in the push that a step feels (Adam's moments lag), and the most that a push may grow in a step, relatively."""
 MEMORY, FLOOR, RETREAT = 0.2, 0.05, 0.7
 """Weight of a step in the mean of success, success below which there is none to lose, and what is left of the push each guarded step."""
 GONE, FORGET = 0.1, 0.1
 """A push below this many units is gone; success that stays lost all the same is then forgotten at this rate a step."""
-_STATE = ("push", "drift", "effect", "var_drift", "var_effect", "covariance", "log_entropy", "success", "best")
+_STATE = ("push", "felt", "drift", "effect", "var_drift", "var_effect", "covariance", "log_entropy", "success", "best")
 
 
 def scheduled(target: float | Sequence[Sequence[float]], step: int) -> float:
@@ -36,11 +38,13 @@ def scheduled(target: float | Sequence[Sequence[float]], step: int) -> float:
 class EntropyHold:
     """Moves a coefficient once a step so that ln H goes to ln H*, by what the steps before taught about its effect.
 
-        ln H' - ln H = a + b u + noise              u = (coefficient - origin) / unit: the push
-        u <- (clip(.25 (ln H* - ln H), -.15, .15) - a) / b, at most max(1, |u|) from the last one
+        u = (coefficient - origin) / unit: the push;   v <- .6 v + .4 u: what a step feels of it
+        ln H' - ln H = a + b v + noise
+        u <- (clip(.25 (ln H* - ln H), -.15, .15) - a) / b, away from 0 at most max(1, .7 |u|) from the last one, towards it max(1, |u|)
 
     The drift a (what training does to entropy by itself) and the effect b > 0 are followed by a Kalman filter, whose measurement is the
-    change of ln H since the last step. There is no integral that could wind up: where a bound holds the coefficient, the filter is
+    change of ln H since the last step. An update moves by means of the gradients before it, too, so a push is felt late; a filter that
+    expected it at once took the delay for a small effect and pushed ever harder, until one step destroyed the policy. There is no integral that could wind up: where a bound holds the coefficient, the filter is
     told the coefficient that was used. Relative changes, so that .05 nats and 1 nat are held alike.
 
     Guard: while the running mean of success (weight .2 a step) is more than ``guard`` below its best, the push shrinks by .7 a step
@@ -63,7 +67,7 @@ class EntropyHold:
         self, value: float, unit: float, low: float, high: float, origin: float = 0.0, guard: float | None = 0.2
     ) -> None:
         self.unit, self.low, self.high, self.origin, self.guard = unit, low, high, origin, guard
-        self.push = (value - origin) / unit
+        self.push = self.felt = (value - origin) / unit
         self.drift, self.effect = 0.0, EFFECT
         self.var_drift, self.var_effect, self.covariance = NOISE**2, EFFECT**2, 0.0
         self.log_entropy: float | None = None
@@ -81,6 +85,7 @@ class EntropyHold:
         if success is not None and math.isfinite(success):
             self.success = success if self.success is None else self.success + MEMORY * (success - self.success)
             self.best = max(self.best, self.success)
+        self.felt = LAG * self.felt + (1.0 - LAG) * self.push
         if not (math.isfinite(entropy) and entropy > 0.0):
             self.log_entropy = None  # the next change is over two steps
             return self.value
@@ -96,19 +101,20 @@ class EntropyHold:
                 self.best += FORGET * (self.success - self.best)
         else:
             wanted = min(max(PULL * (math.log(target) - now), -STEEPEST), STEEPEST)
-            reach = max(1.0, abs(self.push))
-            push = min(max((wanted - self.drift) / self.effect, self.push - reach), self.push + reach)
+            back, on = max(1.0, abs(self.push)), max(1.0, GROWTH * abs(self.push))
+            less, more = (back, on) if self.push >= 0.0 else (on, back)
+            push = min(max((wanted - self.drift) / self.effect, self.push - less), self.push + more)
         self.push = (min(max(self.origin + push * self.unit, self.low), self.high) - self.origin) / self.unit
         return self.value
 
     def _learn(self, change: float) -> None:
         """One step of the Kalman filter of drift and effect, which wander."""
-        u = self.push
+        v = self.felt
         self.var_drift += DRIFT**2
         self.var_effect += (WANDER * self.effect) ** 2
-        with_drift, with_effect = self.var_drift + u * self.covariance, self.covariance + u * self.var_effect
-        spread = with_drift + u * with_effect + NOISE**2
-        surprise = change - self.drift - self.effect * u
+        with_drift, with_effect = self.var_drift + v * self.covariance, self.covariance + v * self.var_effect
+        spread = with_drift + v * with_effect + NOISE**2
+        surprise = change - self.drift - self.effect * v
         drift = self.drift + with_drift / spread * surprise
         self.drift = min(max(drift, -DRIFT_BOUND), DRIFT_BOUND)
         effect = self.effect + with_effect / spread * surprise
