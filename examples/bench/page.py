@@ -411,8 +411,9 @@ def render(results: Path) -> str:
         "",
         "```bash",
         "pip install -e '.[bench]'",
-        "bash examples/bench.sh                                   # everything that is missing, on all cores, then this page",
+        "bash examples/bench.sh                                   # what is missing of the worlds for a CPU, on all cores, then this page",
         "bash examples/bench.sh --method none,gigpo --seeds 0-4   # some of it",
+        "bash examples/bench.sh --world frozen_lake_card --model FOLDER --cards 0,1 --jobs 6   # SmolLM2-135M-Instruct, with the extra vllm",
         "```",
         "",
     ]

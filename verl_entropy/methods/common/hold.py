@@ -44,8 +44,9 @@ class EntropyHold:
 
     The drift a (what training does to entropy by itself) and the effect b > 0 are followed by a Kalman filter, whose measurement is the
     change of ln H since the last step. An update moves by means of the gradients before it, too, so a push is felt late; a filter that
-    expected it at once took the delay for a small effect and pushed ever harder, until one step destroyed the policy. There is no integral that could wind up: where a bound holds the coefficient, the filter is
-    told the coefficient that was used. Relative changes, so that .05 nats and 1 nat are held alike.
+    expected it at once took the delay for a small effect and pushed ever harder, until one step destroyed the policy. There is no
+    integral that could wind up: where a bound holds the coefficient, the filter is told the coefficient that was used. Relative changes,
+    so that .05 nats and 1 nat are held alike.
 
     Guard: while the running mean of success (weight .2 a step) is more than ``guard`` below its best, the push shrinks by .7 a step
     instead, so that the run returns to what it would be without it; None: no guard. Where success stays lost although the push is gone,
