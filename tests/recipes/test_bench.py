@@ -2,6 +2,7 @@
 """The bench: every run composes, a run counts with its file alone, flags and statistics are right, the page is what the files give."""
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -72,6 +73,35 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
     title = plan.METHODS["arpo"].title
     assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |" in lines
     assert page.tokens({"none": {0: plain}}) == []
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
+    """With a tiny model in the place of SmolLM2: it learns the expert's turns, and what is saved is what vLLM loads."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from bench import frozen_lake_card
+
+    from verl_entropy.quickstart import build, warm_start
+
+    words = sorted({*frozen_lake.WORLD.vocabulary, *small.OPENINGS, *build.OTHER.split()} - set(build.SPECIAL))
+    tokenizer = build.word_level([*build.SPECIAL, *words], pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>")
+    warm_start.save(build.build_model(len(tokenizer), 0), tokenizer, tmp_path / "model")
+    monkeypatch.setenv(plan.MODEL, str(tmp_path / "model"))
+    monkeypatch.setattr(
+        frozen_lake_card, "WORLD", dataclasses.replace(frozen_lake_card.WORLD, episodes=20, warm_steps=2, held_out=4)
+    )
+    frozen_lake_card.prepare(tmp_path, 3)
+    made = tmp_path / "assets-seed3"
+    assert {p.name for p in made.glob("*.parquet")} == {"train.parquet", "dev.parquet", "test.parquet"}
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto") for folder in (tmp_path / "model", made / "warm")
+    )
+    assert after.dtype == torch.bfloat16 and len(transformers.AutoTokenizer.from_pretrained(made / "warm")) == len(tokenizer)
+    assert not torch.equal(before.lm_head.weight.bfloat16(), after.lm_head.weight)
+    stamp = (made / "warm").stat().st_mtime_ns
+    frozen_lake_card.prepare(tmp_path, 3)
+    assert (made / "warm").stat().st_mtime_ns == stamp, "made once"
 
 
 def test_how_near_entropy_was_to_its_target_is_told():
