@@ -128,9 +128,19 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def machine(at_once: int) -> dict[str, Any]:
+def machine(at_once: int, card: bool = False) -> dict[str, Any]:
     """Where the run ran, and beside how many others."""
-    return {"processor": processor(), "cores": os.cpu_count(), "runs_at_once": at_once, "python": platform.python_version()}
+    found: dict[str, Any] = {}
+    if card:
+        import torch
+
+        found["card"] = torch.cuda.get_device_name(0)
+    return found | {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "runs_at_once": at_once,
+        "python": platform.python_version(),
+    }
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
@@ -178,8 +188,8 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose:
                 "seconds": round(seconds, 1),
                 "step_seconds": step_seconds(logged),
                 "commit": commit(),
-                "versions": {name: metadata.version(name) for name in PACKAGES},
-                "machine": machine(at_once),
+                "versions": {name: metadata.version(name) for name in (*PACKAGES, *(("vllm",) if world.card else ()))},
+                "machine": machine(at_once, world.card),
                 "ended": time.strftime("%Y-%m-%d", time.gmtime()),
                 "held_out": held,
                 "claims": claims(logged),

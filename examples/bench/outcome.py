@@ -20,11 +20,8 @@ CURVES = {
     "entropy_correct": ("verl_entropy/entropy_of/correct",),
     "entropy_wrong": ("verl_entropy/entropy_of/wrong",),
     "valid_actions": ("verl_entropy/valid_action_ratio",),
-    "kl_old": (
-        "actor/ppo_kl",
-        "verl_entropy/steer/ppo_kl",
-        "verl_entropy/aepo/ppo_kl",
-    ),  # the last two: logs from before steer and aepo had the first
+    # The last two: logs from before steer and aepo had the first.
+    "kl_old": ("actor/ppo_kl", "verl_entropy/steer/ppo_kl", "verl_entropy/aepo/ppo_kl"),
     "generated_tokens": ("verl_entropy/rollout/generated_tokens",),
     "reused_tokens": ("verl_entropy/rollout/reused_tokens",),
     "evicted_groups": ("training/filter_groups/evicted_samples",),

@@ -166,8 +166,8 @@ def origin(runs: Sequence[Run]) -> list[str]:
     """Where the runs come from."""
     versions = [", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in runs]
     machines = [
-        f"{run['machine']['processor']}, {run['machine']['cores']} cores, {run['machine']['runs_at_once']} runs at once"
-        for run in runs
+        ", ".join([*(m[k] for k in ("card", "processor") if k in m), f"{m['cores']} cores, {m['runs_at_once']} runs at once"])
+        for m in (run["machine"] for run in runs)
     ]
     return [
         f"- {len(runs)} runs, {sum(run['seconds'] for run in runs) / 3600:.1f} hours of training in all, "
