@@ -29,6 +29,8 @@ LEAST_RUNS = 5
 """Runs without which nothing is said of causes."""
 RATE = "actor_rollout_ref.actor.optim.lr"
 TARGET = "algorithm.entropy.target"
+REACHED = 0.9
+"""Of GRPO's best success: where tokens are compared."""
 SETTLING, NEAR = 20, 0.1
 """Steps that a target may take, and how near to it counts."""
 Run = dict[str, Any]
@@ -287,6 +289,27 @@ def ends(cells: dict[str, Cell]) -> list[str]:
     return [*lines, ""]
 
 
+def spent(run: Run, level: float) -> float | None:
+    """Response tokens generated until the success of ten steps first reached ``level``; None: never, or not recorded."""
+    success, generated = known(run, "success"), known(run, "generated_tokens")
+    if len(generated) != len(success):
+        return None
+    reached = (i for i, mean in enumerate(running(success, ENDS)) if mean >= level)
+    first = next(reached, None)
+    return None if first is None else sum(generated[: first + ENDS])
+
+
+def saved_until(run: Run, base: Run | None) -> str:
+    """The share of GRPO's tokens that a run saved until it had REACHED of GRPO's best success; "never" if it never had."""
+    if base is None:
+        return ""
+    level = REACHED * max(running(known(base, "success"), ENDS))
+    if not (plain := spent(base, level)):
+        return ""
+    own = spent(run, level)
+    return "never" if own is None else f"{1 - own / plain:.0%}"
+
+
 def tokens(cells: dict[str, Cell]) -> list[str]:
     """A row a run whose leaves share turns: what sampling each leaf from its start would have generated, and what was generated."""
     lines = []
@@ -298,16 +321,18 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
                 gain = f"{run['outcome']['auc'] - base[seed]['outcome']['auc']:+.3f}" if seed in base else ""
                 lines.append(
                     f"| {METHODS[method].title} | {seed} | {(generated + reused) / 1000:.0f} | {generated / 1000:.0f} | "
-                    f"{reused / (generated + reused):.0%} | {gain} |"
+                    f"{reused / (generated + reused):.0%} | {gain} | {saved_until(run, base.get(seed))} |"
                 )
     if not lines:
         return []
     return [
         "What branching saves: thousands of response tokens in the episodes of all training steps, those that were sampled, the share that was "
-        "taken over from another leaf instead, and the area under the curve minus GRPO's of the same seed.",
+        "taken over from another leaf instead, and the area under the curve minus GRPO's of the same seed. At equal success: of the "
+        f"tokens that GRPO of this seed generated until ten steps had {REACHED:.0%} of its best ten's success, the share that the run saved until "
+        "it had as much (empty where GRPO's tokens were not recorded).",
         "",
-        "| method | seed | tokens of the leaves | generated | saved | area - GRPO's |",
-        "|" + "---|" * 6,
+        "| method | seed | tokens of the leaves | generated | saved | area - GRPO's | saved at equal success |",
+        "|" + "---|" * 7,
         *lines,
         "",
     ]

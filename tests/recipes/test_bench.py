@@ -71,7 +71,12 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
     branched = {"curves": outcome.curves(steps), "outcome": {"auc": 0.35}}
     lines = page.tokens({"none": {0: plain}, "arpo": {0: branched, 1: branched}})
     title = plan.METHODS["arpo"].title
-    assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |" in lines
+    assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |  |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |  |" in lines
+    plain["curves"] = plain["curves"] | {"success": [0.0] * 10 + [0.5] * 20, "generated_tokens": [4000.0] * 30}
+    early = branched | {"curves": branched["curves"] | {"success": [0.2] * 5 + [0.5] * 25}}  # .45 after 14 steps, GRPO after 19
+    late = branched | {"curves": branched["curves"] | {"success": [0.44] * 30}}
+    lines = page.tokens({"none": {0: plain, 1: plain}, "arpo": {0: early, 1: late}})
+    assert f"{1 - 14 * 3 / (19 * 4):.0%} |" in "\n".join(lines) and any(line.endswith("| never |") for line in lines)
     assert page.tokens({"none": {0: plain}}) == []
 
 
