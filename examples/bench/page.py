@@ -328,8 +328,8 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
     return [
         "What branching saves: thousands of response tokens in the episodes of all training steps, those that were sampled, the share that was "
         "taken over from another leaf instead, and the area under the curve minus GRPO's of the same seed. At equal success: of the "
-        f"tokens that GRPO of this seed generated until ten steps had {REACHED:.0%} of its best ten's success, the share that the run saved until "
-        "it had as much (empty where GRPO's tokens were not recorded).",
+        f"tokens that GRPO of this seed generated until ten steps had {REACHED:.0%} of its best ten's success, the share that the run "
+        "saved until it had as much (empty where GRPO's tokens were not recorded).",
         "",
         "| method | seed | tokens of the leaves | generated | saved | area - GRPO's | saved at equal success |",
         "|" + "---|" * 7,
