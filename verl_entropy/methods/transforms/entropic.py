@@ -23,7 +23,7 @@ class Entropic:
         0.05, "weight taken from positive and given to negative advantages; its first value where it moves", ge=0.0
     )
     alpha_min: float = setting(1e-3, "lower bound where adaptive", gt=0.0)
-    alpha_max: float = setting(0.9, "largest weight, of either sign under algorithm.entropy.target", gt=0.0, lt=1.0)
+    alpha_max: float = setting(0.5, "largest weight, of either sign under algorithm.entropy.target", gt=0.0, lt=1.0)
     min_prob: float = setting(0.0, "least probability of the tokens whose advantages are weighted; 0: all tokens", ge=0.0, lt=1.0)
     factor: float = setting(2.0, "factor of the controller's step where adaptive", gt=1.0)
     adaptive: bool = setting(
