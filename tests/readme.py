@@ -16,6 +16,7 @@ from verl_entropy.methods import registry
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "examples" / "results"
+sys.path.insert(0, str(ROOT / "examples"))
 
 
 def quickstart_table() -> str:
@@ -40,7 +41,6 @@ def quickstart_table() -> str:
 
 def bench_table() -> str:
     """The short table of the bench, from recipes/bench/results."""
-    sys.path.insert(0, str(ROOT / "examples"))
     from bench import page
 
     return "\n".join(page.short_table())

@@ -75,6 +75,21 @@ def share(cell: Cell, flag: str) -> str:
     return f"{sum(score(cell.values(), flag))}/{len(cell)}"
 
 
+def ruled(head: str) -> list[str]:
+    """The head of a table, with the line under it."""
+    return [head, "|" + "---|" * (head.count("|") - 1)]
+
+
+def told_beside(words: str, head: str, rows: Sequence[str]) -> list[str]:
+    """A table under its words; nothing where it has no rows."""
+    return [words, "", *ruled(head), *rows, ""] if rows else []
+
+
+def gained(run: Run, base: Run | None) -> str:
+    """Area under the curve minus GRPO's of the same seed, where it was run."""
+    return "" if base is None else f"{run['outcome']['auc'] - base['outcome']['auc']:+.3f}"
+
+
 def row(method: str, cell: Cell, base: Cell) -> str:
     """A line of a table."""
     runs = list(cell.values())
@@ -106,16 +121,14 @@ HEAD = (
 
 def table(cells: dict[str, Cell]) -> list[str]:
     base = cells.get(BASE, {})
-    return [HEAD, "|" + "---|" * (HEAD.count("|") - 1), *(row(m, cell, base) for m, cell in cells.items())]
+    return [*ruled(HEAD), *(row(m, cell, base) for m, cell in cells.items())]
 
 
 def short_table(results: Path = RESULTS, world: str = "household", regimes: Sequence[str] = ("healthy", "unstable")) -> list[str]:
     """For the project's README: what has five seeds in a world, and how many of these kept their success."""
-    found = [load(results).get((world, regime), {}) for regime in regimes]
-    lines = [
-        f"| method | {' | '.join(f'{regime}: held-out success at the end | kept' for regime in regimes)} |",
-        "|" + "---|" * (1 + 2 * len(regimes)),
-    ]
+    every = load(results)
+    found = [every.get((world, regime), {}) for regime in regimes]
+    lines = ruled(f"| method | {' | '.join(f'{regime}: held-out success at the end | kept' for regime in regimes)} |")
     for method, spec in METHODS.items():
         cells = [cells.get(method, {}) for cells in found]
         if max(map(len, cells)) < 5:
@@ -152,7 +165,7 @@ def verdicts(cells: dict[str, Cell]) -> list[str]:
 def seeds_run(found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
     """How many seeds of each method every world and regime has."""
     places = [(w, r) for w in WORLDS for r, spec in WORLDS[w].regimes.items() if not spec.candidate]
-    lines = [f"| method | {' | '.join(f'{WORLDS[w].title}, {r}' for w, r in places)} |", "|" + "---|" * (len(places) + 1)]
+    lines = ruled(f"| method | {' | '.join(f'{WORLDS[w].title}, {r}' for w, r in places)} |")
     for method, spec in METHODS.items():
         counts = [len(found.get(place, {}).get(method, ())) for place in places]
         lines.append(f"| {spec.title} | {' | '.join(str(n or '') for n in counts)} |")
@@ -188,7 +201,7 @@ def span(values: Iterable[str]) -> str:
 def tuning(results: Path) -> list[str]:
     """What GRPO did on the tuning seeds, a row a run."""
     head = "| world | learning rate | seed | held out, first -> final | success of 10 steps, best -> final | entropy of wrong trajectories |"
-    lines = [head + " of correct ones |", "|" + "---|" * 7]
+    lines = ruled(head + " of correct ones |")
     for (world, regime), cells in load(results, tuning=True).items():
         for run in cells.get(BASE, {}).values():
             found, (wrong, correct) = run["outcome"], apart(run)
@@ -275,8 +288,9 @@ def ends(cells: dict[str, Cell]) -> list[str]:
         f"How each run went: success of {ENDS} steps, valid actions, and entropy of wrong trajectories (means of {ENDS} steps; the highest of "
         f"{ENDS // 2}), and the largest KL between the policies before and after the updates of a step.",
         "",
-        "| method | seed | success, best -> final | valid actions, first -> final | entropy of wrong ones, first -> highest -> final | KL |",
-        "|" + "---|" * 6,
+        *ruled(
+            "| method | seed | success, best -> final | valid actions, first -> final | entropy of wrong ones, first -> highest -> final | KL |"
+        ),
     ]
     for method, cell in cells.items():
         for run in cell.values():
@@ -318,24 +332,19 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
         for seed, run in cell.items():
             generated, reused = (sum(known(run, f"{name}_tokens")) for name in ("generated", "reused"))
             if reused:
-                gain = f"{run['outcome']['auc'] - base[seed]['outcome']['auc']:+.3f}" if seed in base else ""
                 lines.append(
                     f"| {METHODS[method].title} | {seed} | {(generated + reused) / 1000:.0f} | {generated / 1000:.0f} | "
-                    f"{reused / (generated + reused):.0%} | {gain} | {saved_until(run, base.get(seed))} |"
+                    f"{reused / (generated + reused):.0%} | {gained(run, base.get(seed))} | "
+                    f"{saved_until(run, base.get(seed))} |"
                 )
-    if not lines:
-        return []
-    return [
+    return told_beside(
         "What branching saves: thousands of response tokens in the episodes of all training steps, those that were sampled, the share that was "
         "taken over from another leaf instead, and the area under the curve minus GRPO's of the same seed. At equal success: of the "
         f"tokens that GRPO of this seed generated until ten steps had {REACHED:.0%} of its best ten's success, the share that the run "
         "saved until it had as much (empty where GRPO's tokens were not recorded).",
-        "",
         "| method | seed | tokens of the leaves | generated | saved | area - GRPO's | saved at equal success |",
-        "|" + "---|" * 7,
-        *lines,
-        "",
-    ]
+        lines,
+    )
 
 
 def holding(cells: dict[str, Cell]) -> list[str]:
@@ -347,22 +356,16 @@ def holding(cells: dict[str, Cell]) -> list[str]:
             if (target := run.get("settings", {}).get(TARGET)) is None or not entropy:
                 continue
             near = fmean(abs(value / float(target) - 1) <= NEAR for value in entropy)
-            gain = f"{run['outcome']['auc'] - base[seed]['outcome']['auc']:+.3f}" if seed in base else ""
             lines.append(
                 f"| {METHODS[method].title} | {seed} | {float(target):g} | {fmean(entropy):.3f} ({min(entropy):.3f} to {max(entropy):.3f}) | "
-                f"{near:.0%} | {run['outcome']['held_out_final']:.2f} | {gain} |"
+                f"{near:.0%} | {run['outcome']['held_out_final']:.2f} | {gained(run, base.get(seed))} |"
             )
-    if not lines:
-        return []
-    return [
+    return told_beside(
         f"Entropy that is held at a target, in nats: its mean and range after the first {SETTLING} steps, and the share of these steps within "
         f"{NEAR:.0%} of it. A step's entropy is measured on its own episodes and wavers by some per cent.",
-        "",
         "| method | seed | target | entropy | near it | held out, final | area - GRPO's |",
-        "|" + "---|" * 7,
-        *lines,
-        "",
-    ]
+        lines,
+    )
 
 
 def sampled(cells: dict[str, Cell]) -> list[str]:
@@ -388,14 +391,13 @@ def told_of_causes(cells: dict[str, Cell]) -> list[str]:
         "of entropy that follows, both averaged over so many steps, in each run (0: it tells nothing; a trend alone gives none), and mean and "
         "95 % interval of that over the runs.",
         "",
-        f"| predictor | {' | '.join(f'over {w}' for w in WINDOWS)} |",
-        "|" + "---|" * (1 + len(WINDOWS)),
+        *ruled(f"| predictor | {' | '.join(f'over {w}' for w in WINDOWS)} |"),
     ]
     for name, title in PREDICTORS.items():
         columns = [over([run["predictors"].get(name, {}).get(str(w)) for run in runs]) for w in WINDOWS]
         if any(columns):
             lines.append(f"| {title} | {' | '.join(columns)} |")
-    turns = [run["turns"] for run in runs if None not in (run["turns"] or {"": None}).values()]
+    turns = [run["turns"] for run in runs if run["turns"] and None not in run["turns"].values()]
     if len(turns) >= LEAST_RUNS:
         early, late, together, leads, follows = (
             over([t[key] for t in turns]) for key in ("early", "late", "together", "early_leads", "late_leads")

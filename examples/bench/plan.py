@@ -83,11 +83,14 @@ class Regime:
     """What its runs show, by hand, under their tables."""
 
 
+def _at(rate: str, steps: int, more: str = "", *, reading: str = "", candidate: bool = False) -> Regime:
+    """A regime that is a learning rate; ``more`` follows it in the regime's ``why``."""
+    return Regime(steps, (f"{_ACTOR}.optim.lr={rate}",), f"learning rate {rate}{more}", candidate, reading)
+
+
 def _rates(steps: int, *rates: str) -> dict[str, Regime]:
     """Candidates for regimes: plain GRPO at these learning rates."""
-    return {
-        f"rate_{rate}": Regime(steps, (f"{_ACTOR}.optim.lr={rate}",), f"learning rate {rate}", candidate=True) for rate in rates
-    }
+    return {f"rate_{rate}": _at(rate, steps, candidate=True) for rate in rates}
 
 
 @dataclass(frozen=True)
@@ -124,36 +127,29 @@ WORLDS = {
         "episodes a step, up to 8 turns each, about six updates a step. Training tasks never repeat; held out are new tasks in "
         "known houses (seen) and unknown houses (unseen).",
         regimes={
-            "healthy": Regime(30, (f"{_ACTOR}.optim.lr=1e-4",), "learning rate 1e-4"),
-            "unstable": Regime(
+            "healthy": _at("1e-4", 30),
+            "unstable": _at(
+                "6e-4",
                 60,
-                (f"{_ACTOR}.optim.lr=6e-4",),
-                "learning rate 6e-4, the lowest at which GRPO learned and lost it again on both tuning seeds",
+                ", the lowest at which GRPO learned and lost it again on both tuning seeds",
                 reading="What kills it is a signal, not a level of entropy. Where GRPO lost everything, valid actions rose to .99 or 1 and "
                 "entropy of wrong trajectories sank: in a group whose rollouts all fail, the penalty for invalid actions is the only "
                 "difference, and dividing by the group's standard deviation makes it weigh as much as success elsewhere, so that the "
-                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; most others "
-                "ended there, too. "
-                "Nothing that controls entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three of "
-                "five seeds each "
-                "(the latter in one of these at a quarter of its entropy), AEM in two (in one of these at a quarter, too), GiGPO alone and "
-                "STEER in one, EPO and SEAL in none of three; for held-out success at "
-                "the end five seeds do not tell any of them from GRPO. A seed repeats the tasks and the warm start, not the run: REPO-R on "
-                "seed 1 was lost within ten steps on a host of 16 cores (cut at its last validation, hence not in the table) "
-                "and kept on two "
-                "cores. Two controls remove one half of the cause each and cure nothing: without the division, or without "
-                "the penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
-                "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples others: "
-                "it kept every seed, at the price in sampled groups that stands above. That it samples others is what counts: "
-                "with such groups "
-                "left out and no others sampled (`equal_returns=drop_by_success`) two of two runs were lost, valid actions "
-                "fell to .15, and "
-                "what was left for an update shrank from six groups to one or none. Dynamic sampling's entropy ends where "
-                "GRPO's does, so a low "
-                "entropy as such harmed nothing here; nor does a high one help: Entrocraft and the constant bonus raised it "
-                "first and lost as "
-                "early as any. `bash examples/box.sh` trains one run of GRPO "
-                "and one of dynamic sampling, and shows them.",
+                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; most others ended "
+                "there, too. Nothing that controls entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three "
+                "of five seeds each (the latter in one of these at a quarter of its entropy), AEM in two (in one of these at a "
+                "quarter, too), GiGPO alone and STEER in one, EPO and SEAL in none of three; for held-out success at the end five "
+                "seeds do not tell any of them from GRPO. A seed repeats the tasks and the warm start, not the run: REPO-R on seed 1 "
+                "was lost within ten steps on a host of 16 cores (cut at its last validation, hence not in the table) and kept on two "
+                "cores. Two controls remove one half of the cause each and cure nothing: without the division, or without the "
+                "penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
+                "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples "
+                "others: it kept every seed, at the price in sampled groups that stands above. That it samples others is what counts: "
+                "with such groups left out and no others sampled (`equal_returns=drop_by_success`) two of two runs were lost, valid "
+                "actions fell to .15, and what was left for an update shrank from six groups to one or none. Dynamic sampling's "
+                "entropy ends where GRPO's does, so a low entropy as such harmed nothing here; nor does a high one help: Entrocraft "
+                "and the constant bonus raised it first and lost as early as any. `bash examples/box.sh` trains one run of GRPO and "
+                "one of dynamic sampling, and shows them.",
             ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
@@ -169,34 +165,29 @@ WORLDS = {
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
         validations=1,
         regimes={
-            "healthy": Regime(
+            "healthy": _at(
+                "3e-4",
                 60,
-                (f"{_ACTOR}.optim.lr=3e-4",),
-                "learning rate 3e-4, at which GRPO learned nearly all on the tuning seeds",
+                ", at which GRPO learned nearly all on the tuning seeds",
                 reading="On these seeds GRPO is not healthy here: it reaches .7 to .9 in training and keeps two thirds of it; the tuning "
-                "seeds began from better policies (.5 held out, not .33 to .52). Branching with 4 roots looked better after three seeds "
-                "(area +.095, +.078 to +.112), and the fourth took that back; to GRPO's success of the same seed it needed 66, 18, 32 and 0 % "
-                "fewer tokens. With 2 roots it samples a quarter less and lags on one of two seeds. The bonus held .5 nats within 10 % in "
-                "42 of the first 44 steps; then a few steps moved the policy by .3 nats and success was gone, as in GRPO's own losses. "
-                "EntroPIC's weights, bound at .9 then, trained on failures nearly alone from alpha .8 on and "
-                "destroyed the policy at step 14 (seed 0, not "
-                "in the tables); their bound is .5 since.",
+                "seeds began from better policies (.5 held out, not .33 to .52). Branching with 4 roots looked better after three "
+                "seeds (area +.095, +.078 to +.112), and the fourth took that back; to GRPO's success of the same seed it needed 66, "
+                "18, 32 and 0 % fewer tokens. With 2 roots it samples a quarter less and lags on one of two seeds. The bonus held .5 "
+                "nats within 10 % in 42 of the first 44 steps; then a few steps moved the policy by .3 nats and success was gone, as "
+                "in GRPO's own losses. EntroPIC's weights, bound at .9 then, trained on failures nearly alone from alpha .8 on and "
+                "destroyed the policy at step 14 (seed 0, not in the tables); their bound is .5 since.",
             ),
-            "unstable": Regime(
+            "unstable": _at(
+                "1e-3",
                 60,
-                (f"{_ACTOR}.optim.lr=1e-3",),
-                "learning rate 1e-3, at which GRPO learned and lost two fifths or all of it on the tuning seeds",
-                reading="One or two seeds of each method, which rank nothing. What they show is how a run is lost here: valid actions "
-                "stay near 1 "
-                "and entropy falls slowly, while single steps move the policy by .1 to .4 nats a token and success jumps by a "
-                "half from one to the "
-                "next. GRPO on seed 1 stood at .98 to 1 in steps 12 and 13, when a handful of failures was all that an update had, "
-                "and at 0 for good from step 20 on. REPO-R on seed 1 was destroyed by two such steps at the very start, before "
-                "its coefficient "
-                "had done anything. Dynamic sampling became slower and slower: its groups, one map each, won or failed as one, "
-                "so that a step "
-                "sampled 221 (seed 0) and 778 groups (seed 1) for the eight that it trained on; the machine's time ended "
-                "before its runs did.",
+                ", at which GRPO learned and lost two fifths or all of it on the tuning seeds",
+                reading="One or two seeds of each method, which rank nothing. What they show is how a run is lost here: valid actions stay "
+                "near 1 and entropy falls slowly, while single steps move the policy by .1 to .4 nats a token and success jumps by a "
+                "half from one to the next. GRPO on seed 1 stood at .98 to 1 in steps 12 and 13, when a handful of failures was all "
+                "that an update had, and at 0 for good from step 20 on. REPO-R on seed 1 was destroyed by two such steps at the very "
+                "start, before its coefficient had done anything. Dynamic sampling became slower and slower: its groups, one map "
+                "each, won or failed as one, so that a step sampled 221 (seed 0) and 778 groups (seed 1) for the eight that it "
+                "trained on; the machine's time ended before its runs did.",
             ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
@@ -212,11 +203,11 @@ WORLDS = {
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
         validations=1,
         regimes={
-            "unstable": Regime(
+            "unstable": _at(
+                "3e-4",
                 60,
-                (f"{_ACTOR}.optim.lr=3e-4",),
-                "learning rate 3e-4; GRPO went to the safe arm at every rate tried, for in three groups of four the bold one paid nothing, "
-                "and the division by the group's standard deviation lets the fourth count no more",
+                "; GRPO went to the safe arm at every rate tried, for in three groups of four the bold one paid nothing, and the "
+                "division by the group's standard deviation lets the fourth count no more",
             ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
@@ -233,23 +224,21 @@ WORLDS = {
         validations=1,
         card=True,
         regimes={
-            "healthy": Regime(40, (f"{_ACTOR}.optim.lr=1e-5",), "learning rate 1e-5"),
-            "between": Regime(
+            "healthy": _at("1e-5", 40),
+            "between": _at(
+                "2e-5",
                 40,
-                (f"{_ACTOR}.optim.lr=2e-5",),
-                "learning rate 2e-5, at which GRPO lost five sixths of its success on the tuning seed and won half of it back",
-                reading="On seeds 0 to 2 GRPO lost nothing at this rate: the rate chosen on one tuning seed was too low to show what a "
-                "remedy is "
-                "worth. At 3e-5 the tuning seed shows how SmolLM2 is lost: success .77 at step 20, then within two steps every "
-                "answer is invalid "
-                "(valid actions 1 -> 0), at an entropy of .12 nats; all groups fail with equal returns from then on, the "
-                "gradient is 0, and the run "
-                "is dead. Three runs of dynamic sampling ended with the machine's time; they are among the cut runs.",
+                ", at which GRPO lost five sixths of its success on the tuning seed and won half of it back",
+                reading="On seeds 0 to 2 GRPO lost nothing at this rate: the rate chosen on one tuning seed was too low to show what a remedy "
+                "is worth. At 3e-5 the tuning seed shows how SmolLM2 is lost: success .77 at step 20, then within two steps every "
+                "answer is invalid (valid actions 1 -> 0), at an entropy of .12 nats; all groups fail with equal returns from then "
+                "on, the gradient is 0, and the run is dead. Three runs of dynamic sampling ended with the machine's time; they are "
+                "among the cut runs.",
             ),
-            "unstable": Regime(
+            "unstable": _at(
+                "3e-5",
                 40,
-                (f"{_ACTOR}.optim.lr=3e-5",),
-                "learning rate 3e-5, the lowest at which GRPO learned and lost all on the tuning seed",
+                ", the lowest at which GRPO learned and lost all on the tuning seed",
             ),
             **_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
         },

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,21 +95,16 @@ class Small:
         rows, _ = collect(writer, tasks, noise=self.noise, seed=seed)
         return [(row["prompt_ids"], row["response_ids"]) for row in rows]
 
-    def words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> Iterable[str]:
+    def words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> list[str]:
         """Overrides for verl's trainer on a CPU: the quickstart's with this world's data and sizes."""
-        return self._words(quickstart.overrides, folder, seed, run, steps, presets)
+        return [*quickstart.device_overrides(), *self.task_words(folder, seed, run, steps, presets)]
 
     def task_words(self, folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]) -> list[str]:
         """The part of them that says what is trained, not on which device."""
-        return self._words(quickstart.task_overrides, folder, seed, run, steps, presets)
-
-    def _words(
-        self, base: Callable[..., list[str]], folder: Path, seed: int, run: Path, steps: int, presets: tuple[str, ...]
-    ) -> list[str]:
         assets = folder / f"assets-seed{seed}"
         args = argparse.Namespace(preset=",".join(presets) or "none", steps=steps, seed=seed, overrides=[])
         return [
-            *(word for word in base(args, assets, run) if word and not word.startswith("+data.env.")),
+            *(word for word in quickstart.task_overrides(args, assets, run) if word and not word.startswith("+data.env.")),
             *(f"+data.env.{key}={value}" for key, value in self.agent().items()),
             f"data.val_files=[{assets / 'dev.parquet'},{assets / 'test.parquet'}]",
             f"data.train_batch_size={self.prompts}",

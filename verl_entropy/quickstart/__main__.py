@@ -98,10 +98,12 @@ def prepare(folder: Path, seed: int, steps: int) -> Path:
 
 def overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
     """The whole command line of verl's trainer."""
-    return [
-        *cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH),
-        *task_overrides(args, assets, run),
-    ]
+    return [*device_overrides(), *task_overrides(args, assets, run)]
+
+
+def device_overrides() -> list[str]:
+    """The part of it that says where it is trained: on a CPU."""
+    return cpu_overrides(1, reward_workers=0, tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH)
 
 
 def task_overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[str]:
