@@ -218,7 +218,7 @@ WORLDS = {
         splits=("dev", "test"),
         metric="val-core/frozen_lake/{split}/acc/mean@1",
         episodes=256,
-        held=0.5,
+        held=0.25,
         text="The frozen lake for SmolLM2-135M-Instruct on a card that some runs share (FSDP2 in bf16, vLLM), warm-started for each seed on "
         "turns of the noisy expert; all else as in the lake on a CPU.",
         validations=1,
