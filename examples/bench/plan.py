@@ -34,6 +34,10 @@ METHODS = {
     BASE: Method("GRPO"),
     "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=("+data.env.invalid_action_penalty=0",)),
+    "dr_grpo-no_penalty": Method(
+        "Dr. GRPO, no penalty for invalid actions",
+        overrides=("algorithm.norm_adv_by_std_in_grpo=False", "+data.env.invalid_action_penalty=0"),
+    ),
     "dynamic_sampling": Method(
         "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
@@ -66,6 +70,9 @@ METHODS = {
     "arpo": Method("branching rollouts (ARPO), 4 roots of 8", ("arpo",)),
     "arpo_2": Method("branching rollouts (ARPO), 2 roots of 8", ("arpo",), ("algorithm.entropy.branching.roots=2",)),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
+    "gigpo_mean-aem-seal": Method(
+        "GiGPO, not divided by the std, + AEM + SEAL", ("gigpo", "aem", "seal"), ("algorithm.entropy.gigpo.norm=mean",)
+    ),
 }
 
 

@@ -200,6 +200,24 @@ def test_the_coefficient_of_a_run_follows_the_target(method, kind, name):
     assert values[id(run)] == values[id(again)]
 
 
+def test_a_bonus_without_effect_stays_within_one():
+    """Seen in the bench's bandit: it went on to 2, and then entropy jumped. Within its own bound if that is smaller."""
+    for further, most in (({}, 1.0), ({"coef_max": 0.2}, 0.2)):
+        settings = plan.read(
+            {
+                "algorithm": {"adv_estimator": "grpo", "entropy": {"target": 0.5}},
+                "actor_rollout_ref": {
+                    "actor": {"policy_loss": {"loss_mode": "vanilla", "regularizer": "entropy_bonus", "entropy_bonus": further}}
+                },
+            }
+        )
+        run = Run(settings)
+        for step in range(1, 60):
+            ctx = batch(step, 0.4)
+            run.advance(ctx)
+        assert ctx.info["entropy_bonus"]["coef"] == pytest.approx(most, rel=1e-12)
+
+
 def test_without_a_target_nothing_of_it_happens():
     run = Run(chosen(None))
     ctx = batch(1, 0.3)

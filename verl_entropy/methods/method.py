@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from verl_entropy.batch.turns import Packed
+    from verl_entropy.methods.common.hold import Hold
     from verl_entropy.methods.context import AdvantageContext, ClipBounds, LossContext
     from verl_entropy.methods.result import TransformResult
     from verl_entropy.methods.scheme import Scheme
@@ -137,8 +138,8 @@ class Method:
     """Methods it runs with, but hardly should: what to know."""
     bounded: tuple[str, str, str] | None = None
     """A setting that a controller moves, and its bounds: (value, low, high)."""
-    hold: tuple[float, bool] | None = None
-    """That setting can follow ``algorithm.entropy.target``: a small but noticeable value of it, and whether it works below 0, too."""
+    hold: Hold | None = None
+    """How that setting can follow ``algorithm.entropy.target``; None: it cannot."""
     ordered: tuple[tuple[str, str], ...] = ()
     """Pairs of settings (low, high)."""
     steers: bool = False

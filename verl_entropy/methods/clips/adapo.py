@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_entropy.methods.common.controllers import controlled
+from verl_entropy.methods.common.hold import Hold
 from verl_entropy.methods.method import Clip, Metric, setting
 
 
@@ -28,7 +29,7 @@ def _bound(said: Mapping[str, Any]) -> float:
 
 
 _BOUNDED = ("eps_high", "eps_min", "eps_max")
-_HOLD = (0.01, False)
+_HOLD = Hold(unit=0.01, signed=False)
 
 ADAPO = Clip(
     name="adapo",

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from verl_entropy.methods.common.hold import EntropyHold
+from verl_entropy.methods.common.hold import EntropyHold, Hold
 
 if TYPE_CHECKING:
     from verl_entropy.methods.context import AdvantageContext
@@ -181,7 +181,7 @@ class ControllerState:
 
 
 def controlled(
-    method: str, bounded: tuple[str, str, str], *options: str, hold: tuple[float, bool] | None = None
+    method: str, bounded: tuple[str, str, str], *options: str, hold: Hold | None = None
 ) -> Callable[[Any], ControllerState]:
     """The ``state`` of a method whose controller moves the setting ``bounded[0]`` between the settings ``bounded[1]`` and ``[2]``.
 
@@ -195,9 +195,9 @@ def controlled(
         more = {option: getattr(s, option) for option in options}
         held = None
         if hold is not None:
-            unit, signed = hold
-            least, origin = (-bounds["high"], 0.0) if signed else (bounds["low"], bounds["value"])
-            held = {"unit": unit, "low": least, "high": bounds["high"], "origin": origin}
+            most = min(bounds["high"], hold.most)
+            least, origin = (-most, 0.0) if hold.signed else (bounds["low"], bounds["value"])
+            held = {"unit": hold.unit, "low": least, "high": most, "origin": origin}
         return ControllerState(
             method, name, getattr(s, "adaptive", True), held, **bounds, factor=s.factor, target=s.target, **more
         )

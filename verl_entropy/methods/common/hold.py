@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 PULL, STEEPEST = 0.25, 0.15
 """Share of the distance in ln H to cover in a step, and at most so much (about 15 % of the entropy)."""
@@ -19,6 +20,17 @@ MEMORY, FLOOR, RETREAT = 0.2, 0.05, 0.7
 GONE, FORGET = 0.1, 0.1
 """A push below this many units is gone; success that stays lost all the same is then forgotten at this rate a step."""
 _STATE = ("push", "felt", "drift", "effect", "var_drift", "var_effect", "covariance", "log_entropy", "success", "best")
+
+
+class Hold(NamedTuple):
+    """What ``EntropyHold`` must know of a method's coefficient."""
+
+    unit: float
+    """A small but noticeable value of it."""
+    signed: bool
+    """It works below 0, too."""
+    most: float = math.inf
+    """Its greatest magnitude while it holds entropy, where the method's upper bound is larger."""
 
 
 def scheduled(target: float | Sequence[Sequence[float]], step: int) -> float:

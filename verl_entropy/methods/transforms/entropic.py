@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.common.controllers import controlled
+from verl_entropy.methods.common.hold import Hold
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.method import Metric, Transform, setting
 from verl_entropy.methods.result import TransformResult
@@ -60,7 +61,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: Entropic) -> T
 
 
 _BOUNDED = ("alpha", "alpha_min", "alpha_max")
-_HOLD = (0.1, True)
+_HOLD = Hold(unit=0.1, signed=True)
 
 ENTROPIC = Transform(
     name="entropic",

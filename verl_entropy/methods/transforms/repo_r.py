@@ -11,6 +11,7 @@ from torch import Tensor
 from verl_entropy.batch.turns import Packed, Turns
 from verl_entropy.methods.common.centre import CENTRES, centred_log_prob
 from verl_entropy.methods.common.controllers import controlled
+from verl_entropy.methods.common.hold import Hold
 from verl_entropy.methods.context import AdvantageContext
 from verl_entropy.methods.method import Metric, Transform, setting
 from verl_entropy.methods.result import TransformResult
@@ -81,7 +82,7 @@ def _apply(ctx: AdvantageContext, advantages: Tensor | Packed, s: RepoR) -> Tran
 
 
 _BOUNDED = ("zeta", "zeta_min", "zeta_max")
-_HOLD = (0.02, True)
+_HOLD = Hold(unit=0.02, signed=True)
 
 REPO_R = Transform(
     name="repo_r",
