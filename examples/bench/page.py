@@ -31,8 +31,8 @@ RATE = "actor_rollout_ref.actor.optim.lr"
 TARGET = "algorithm.entropy.target"
 REACHED = 0.9
 """Of GRPO's best success: where tokens are compared."""
-SETTLING, NEAR = 20, 0.1
-"""Steps that a target may take, and how near to it counts."""
+SETTLING, NEAR, AROUND = 20, 0.1, 4
+"""Steps that a target may take, how near to it counts, and steps on either side that a step is compared with."""
 Run = dict[str, Any]
 Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
@@ -348,22 +348,30 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
 
 
 def holding(cells: dict[str, Cell]) -> list[str]:
-    """A row a run with a target: how near entropy was to it after the first steps, and success beside GRPO's."""
-    lines, base = [], cells.get(BASE, {})
-    for method, cell in cells.items():
+    """A row a run with a target, GRPO's of the same seed beside it: how near entropy was to it after the first steps, and success."""
+    held = {method: cell for method, cell in cells.items() if any(TARGET in run["settings"] for run in cell.values())}
+    targets = {seed: float(run["settings"][TARGET]) for cell in held.values() for seed, run in cell.items()}
+    base = cells.get(BASE, {})
+    lines = []
+    for method, cell in [(BASE, {seed: base[seed] for seed in base if seed in targets}), *held.items()]:
         for seed, run in cell.items():
-            entropy = known(run, "entropy")[SETTLING:]
-            if (target := run.get("settings", {}).get(TARGET)) is None or not entropy:
-                continue
-            near = fmean(abs(value / float(target) - 1) <= NEAR for value in entropy)
+            entropy, target = known(run, "entropy"), targets[seed]
+            around = [fmean(entropy[max(0, i - AROUND) : i] + entropy[i + 1 : i + 1 + AROUND]) for i in range(SETTLING, len(entropy))]
+            late = entropy[SETTLING:]
+            near, steady = (
+                fmean(abs(value / other - 1) <= NEAR for value, other in zip(late, others, strict=True))
+                for others in ([target] * len(late), around)
+            )
+            asked, gain = ("", "") if method == BASE else (f"{target:g}", gained(run, base.get(seed)))
             lines.append(
-                f"| {METHODS[method].title} | {seed} | {float(target):g} | {fmean(entropy):.3f} ({min(entropy):.3f} to {max(entropy):.3f}) | "
-                f"{near:.0%} | {run['outcome']['held_out_final']:.2f} | {gained(run, base.get(seed))} |"
+                f"| {METHODS[method].title} | {seed} | {asked} | {fmean(late):.3f} ({min(late):.3f} to {max(late):.3f}) | {near:.0%} | "
+                f"{steady:.0%} | {run['outcome']['held_out_final']:.2f} | {gain} |"
             )
     return told_beside(
         f"Entropy that is held at a target, in nats: its mean and range after the first {SETTLING} steps, and the share of these steps within "
-        f"{NEAR:.0%} of it. A step's entropy is measured on its own episodes and wavers by some per cent.",
-        "| method | seed | target | entropy | near it | held out, final | area - GRPO's |",
+        f"{NEAR:.0%} of it; GRPO beside it, without a target. A step's entropy is measured on its own episodes and wavers by itself: the "
+        f"share of steps within {NEAR:.0%} of the mean of the {2 * AROUND} steps around is about what can be asked for.",
+        "| method | seed | target | entropy | near the target | near the steps around | held out, final | area - GRPO's |",
         lines,
     )
 

@@ -72,7 +72,7 @@ def build_model(vocabulary: int, seed: int):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # the CPU's alone: it warns and is slow where there are many GPUs
         torch.manual_seed(seed)
         return LlamaForCausalLM(
             LlamaConfig(
