@@ -356,7 +356,9 @@ def holding(cells: dict[str, Cell]) -> list[str]:
     for method, cell in [(BASE, {seed: base[seed] for seed in base if seed in targets}), *held.items()]:
         for seed, run in cell.items():
             entropy, target = known(run, "entropy"), targets[seed]
-            around = [fmean(entropy[max(0, i - AROUND) : i] + entropy[i + 1 : i + 1 + AROUND]) for i in range(SETTLING, len(entropy))]
+            around = [
+                fmean(entropy[max(0, i - AROUND) : i] + entropy[i + 1 : i + 1 + AROUND]) for i in range(SETTLING, len(entropy))
+            ]
             late = entropy[SETTLING:]
             near, steady = (
                 fmean(abs(value / other - 1) <= NEAR for value, other in zip(late, others, strict=True))
