@@ -354,7 +354,7 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
 
 def holding(cells: dict[str, Cell]) -> list[str]:
     """A row a run with a target, GRPO's of the same seed beside it: how near entropy was to it after the first steps, and success."""
-    held = {method: cell for method, cell in cells.items() if any(TARGET in run["settings"] for run in cell.values())}
+    held = {method: cell for method, cell in cells.items() if any(TARGET in run.get("settings", {}) for run in cell.values())}
     targets = {seed: float(run["settings"][TARGET]) for cell in held.values() for seed, run in cell.items()}
     base = cells.get(BASE, {})
     lines = []
