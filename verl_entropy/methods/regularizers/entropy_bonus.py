@@ -23,7 +23,7 @@ class EntropyBonus:
     coef: float = setting(1e-3, "weight of the entropy", ge=0.0)
     adaptive: bool = setting(False, "move the weight towards the target entropy, with REPO-D's controller (REPO, footnote 3)")
     coef_min: float = setting(1e-3, "lower bound when adaptive", gt=0.0)
-    coef_max: float = setting(10.0, "upper bound when adaptive", gt=0.0)
+    coef_max: float = setting(10.0, "upper bound when adaptive, and, below 1, where a target is held", gt=0.0)
     factor: float = setting(2.0, "factor of the controller's step", gt=1.0)
     target: float | None = setting(None, "target entropy in nats; null: entropy of the first iteration", gt=0.0)
     aggregation: str = setting(
