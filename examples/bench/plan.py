@@ -191,15 +191,15 @@ WORLDS = {
                 60,
                 ", at which GRPO learned and lost two fifths or all of it on the tuning seeds",
                 reading="A run is lost here by single steps: valid actions stay near 1 and entropy falls slowly, while one step moves the "
-                "policy by .1 to 1.5 nats a token and success jumps by a half. GRPO on seed 1 stood at .98 to 1 in steps 12 and 13, when a handful of "
-                "failures was all that an update had, and at 0 for good from step 20 on. GRPO lost half of its success in training in 6 of 8 "
-                "runs, GiGPO + AEM + SEAL in 1 of 8 (Fisher's exact test: p = .04), and it ends above GRPO held out. Both say that it helps "
-                "here, not that it cures: its success still falls and comes back (seed 5: .78 to .01 to .46, at .01 nats), one run was lost, "
-                "and seeds 5 to 7 were added once the first five looked better than GRPO's, which makes chance look smaller than it is. Which "
-                "part does it is open: GiGPO alone kept 1 of 3 held out, SEAL 2 of 3, AEM 4 of 5. AEM on seed 4 and REPO-R on seed 1 were lost "
-                "in the first two steps, as Adam's first steps are as long as the learning rate allows whatever the gradient is. Dynamic "
-                "sampling became slower and slower: its groups, one map each, won or failed as one, so that a step sampled 221 (seed 0) and "
-                "778 groups (seed 1) for the eight that it trained on; the machine's time ended before its runs did.",
+                "policy by .1 to 1.5 nats a token and success jumps by a half. GRPO on seed 1 stood at .98 to 1 in steps 12 and 13, when a "
+                "handful of failures was all that an update had, and at 0 for good from step 20 on. GRPO lost half of its success in training "
+                "in 6 of 8 runs, GiGPO + AEM + SEAL in 1 of 8 (Fisher's exact test: p = .04), and it ends above GRPO held out. Both say that "
+                "it helps here, not that it cures: its success still falls and comes back (seed 5: .78 to .01 to .46, at .01 nats), one run "
+                "was lost, and seeds 5 to 7 were added once the first five looked better than GRPO's, which makes chance look smaller than it "
+                "is. Which part does it is open: GiGPO alone kept 1 of 3 held out, SEAL 2 of 3, AEM 4 of 5. AEM on seed 4 and REPO-R on seed "
+                "1 were lost in the first two steps, as Adam's first steps are as long as the learning rate allows whatever the gradient is. "
+                "Dynamic sampling became slower and slower: its groups, one map each, won or failed as one, so that a step sampled 221 (seed "
+                "0) and 778 groups (seed 1) for the eight that it trained on; the machine's time ended before its runs did.",
             ),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
