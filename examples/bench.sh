@@ -10,7 +10,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 case " $* " in
-  *" -h "* | *" --help "*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d' ;;
+  *" -h "* | *" --help "*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
 esac
 export PYTHONPATH=$root:$root/examples${PYTHONPATH:+:$PYTHONPATH}
 exec "${PYTHON:-python3}" -m bench "$@"

@@ -13,7 +13,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 case " $* " in
-  *" -h "* | *" --help "*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit ;;
+  *" -h "* | *" --help "*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
 esac
 if [ -z "${PYTHON:-}" ]; then
   bash "$root/examples/quickstart.sh" --install-only

@@ -206,14 +206,22 @@ def test_the_box_trains_grpo_and_the_remedy_with_interference(tmp_path):
     assert args.diagnose and args.steps is None and args.work == Path("w") and args.results == Path("w/results")
     found = subprocess.run(["bash", str(script), "--jobs", "1", "--work=v"], env=env, text=True, capture_output=True, check=True)
     assert command.arguments(ast.literal_eval(found.stdout)).results == Path("v/results")
-    usage = subprocess.run(["bash", str(script), "--help"], env=env, text=True, capture_output=True, check=True)
-    assert "bash examples/box.sh [--seeds 0]" in usage.stdout and "bench.sh's" in usage.stdout
     job = plan.Job("household", "unstable", "dynamic_sampling", 0)
     plain = one.words(job, tmp_path, tmp_path / "run", 60)
     more = one.words(job, tmp_path, tmp_path / "run", 60, diagnose=True)[len(plain) :]
     folder = tmp_path / "run_files/run"
     assert one.run_file(tmp_path / "run") == folder and f"++{DIAGNOSTICS}.run_file.folder={folder}" in more
     assert any(word.endswith("costly_every=5") for word in more)
+
+
+@pytest.mark.parametrize("name", ["bench", "box", "quickstart"])
+def test_help_is_the_whole_head_of_a_script(name):
+    """box.sh and bench.sh left out its last line."""
+    script = EXAMPLES / f"{name}.sh"
+    head = script.read_text(encoding="utf-8").split("\nset -euo", 1)[0].splitlines()[1:]
+    env = {**os.environ, "PYTHON": "true"}
+    told = subprocess.run(["bash", str(script), "--help"], env=env, text=True, capture_output=True, check=True).stdout
+    assert told.splitlines() == [line.removeprefix("#").removeprefix(" ") for line in head]
 
 
 def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
