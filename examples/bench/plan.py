@@ -139,24 +139,25 @@ WORLDS = {
                 "6e-4",
                 60,
                 ", the lowest at which GRPO learned and lost it again on both tuning seeds",
-                reading="What kills it is a signal, not a level of entropy. Where GRPO lost everything, valid actions rose to .99 or 1 and "
-                "entropy of wrong trajectories sank: in a group whose rollouts all fail, the penalty for invalid actions is the only "
-                "difference, and dividing by the group's standard deviation makes it weigh as much as success elsewhere, so that the "
-                "policy learns harmless actions. GiGPO, whose step-level part divides as well, got there first; most others ended "
-                "there, too. Nothing that controls entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three "
-                "of five seeds each (the latter in one of these at a quarter of its entropy), AEM in two (in one of these at a "
-                "quarter, too), GiGPO alone and STEER in one, EPO and SEAL in none of three; for held-out success at the end five "
-                "seeds do not tell any of them from GRPO. A seed repeats the tasks and the warm start, not the run: REPO-R on seed 1 "
-                "was lost within ten steps on a host of 16 cores (cut at its last validation, hence not in the table) and kept on two "
-                "cores. Two controls remove one half of the cause each and cure nothing: without the division, or without the "
-                "penalty, no run ended there, but valid actions fell and runs were lost another way, some after an eruption of the "
-                "wrong trajectories' entropy. Dynamic sampling leaves those groups out (and those that all succeed) and samples "
-                "others: it kept every seed, at the price in sampled groups that stands above. That it samples others is what counts: "
-                "with such groups left out and no others sampled (`equal_returns=drop_by_success`) two of two runs were lost, valid "
-                "actions fell to .15, and what was left for an update shrank from six groups to one or none. Dynamic sampling's "
-                "entropy ends where GRPO's does, so a low entropy as such harmed nothing here; nor does a high one help: Entrocraft "
-                "and the constant bonus raised it first and lost as early as any. `bash examples/box.sh` trains one run of GRPO and "
-                "one of dynamic sampling, and shows them.",
+                reading="No level of entropy decides here. Where GRPO lost everything, valid actions rose to .99 or 1 and entropy of "
+                "wrong trajectories sank: in a group whose rollouts all fail, the penalty for invalid actions is the only difference, and "
+                "dividing by the group's standard deviation makes it weigh as much as success elsewhere, so that the policy learns harmless "
+                "actions. GiGPO, whose step-level part divides as well, got there first; most others ended there, too. Nothing that controls "
+                "entropy prevents it reliably: REPO-R and GiGPO + AEM + SEAL kept success in three of five seeds each (the latter in one of "
+                "these at a quarter of its entropy), AEM in two (in one of these at a quarter, too), GiGPO alone and STEER in one, EPO and "
+                "SEAL in none of three; for held-out success at the end five seeds do not tell any of them from GRPO. A seed repeats the "
+                "tasks and the warm start, not the run: REPO-R on seed 1 was lost within ten steps on a host of 16 cores (cut at its last "
+                "validation, hence not in the table) and kept on two cores. Three controls take that cause away and cure nothing: without the "
+                "division, without the penalty, and without both, no run ended there, but valid actions fell and runs were lost another way "
+                "(without both two of two, while entropy rose to .3 and .9 nats). GiGPO + AEM + SEAL without the division was lost on one of "
+                "two seeds, all its actions invalid, and entropy held at .15 nats on both of two. Dynamic sampling leaves those groups out "
+                "(and those that all succeed) and samples others: it kept every seed, at the price in sampled groups that stands above. That "
+                "it samples others is what counts: with such groups left out and no others sampled (`equal_returns=drop_by_success`) two of "
+                "two runs were lost, valid actions fell to .15, and what was left for an update shrank from six groups to one or none. At "
+                "this rate it takes more groups that tell success from failure in each update, and that is what dynamic sampling has. Dynamic "
+                "sampling's entropy ends where GRPO's does, so a low entropy as such harmed nothing here; nor does a high one help: "
+                "Entrocraft and the constant bonus raised it first and lost as early as any. `bash examples/box.sh` trains one run of GRPO "
+                "and one of dynamic sampling, and shows them.",
             ),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
