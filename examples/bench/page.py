@@ -26,7 +26,7 @@ AGAIN = "again"
 CUT = "cut"
 """Folder beside the results of runs that did not reach their last step."""
 LEAST_RUNS = 5
-"""Runs without which nothing is said of causes."""
+"""Runs without which nothing is said of causes, and no method is named in the project's README."""
 RATE = "actor_rollout_ref.actor.optim.lr"
 TARGET = "algorithm.entropy.target"
 REACHED = 0.9
@@ -135,11 +135,11 @@ def short_table(results: Path = RESULTS) -> list[str]:
     lines = ruled(f"| method | {' | '.join(f'{WORLDS[world].title}, {regime}' for world, regime in SHORT)} |")
     for method, spec in METHODS.items():
         cells = [list(cells.get(method, {}).values()) for cells in found]
-        if max(map(len, cells)) < 5:
+        if max(map(len, cells)) < LEAST_RUNS:
             continue
         columns = [
             f"{interquartile_mean([score(runs, 'held_out_final')]).text()}; {len(runs) - sum(map(halved, runs))} of {len(runs)}"
-            if len(runs) >= 3
+            if len(runs) >= LEAST_SEEDS
             else ""
             for runs in cells
         ]
@@ -352,28 +352,39 @@ def tokens(cells: dict[str, Cell]) -> list[str]:
     )
 
 
+def near(values: Sequence[float], others: Sequence[float]) -> str:
+    """The share of values within NEAR of the others beside them."""
+    return f"{fmean(abs(value / other - 1) <= NEAR for value, other in zip(values, others, strict=True)):.0%}"
+
+
+def held_row(method: str, seed: int, run: Run, target: float, base: Run | None) -> str:
+    """How near entropy was to a target after the first steps, and success; GRPO was asked for none."""
+    entropy = known(run, "entropy")
+    late = entropy[SETTLING:]
+    around = [fmean(entropy[max(0, i - AROUND) : i] + entropy[i + 1 : i + 1 + AROUND]) for i in range(SETTLING, len(entropy))]
+    asked, gain = ("", "") if method == BASE else (f"{target:g}", gained(run, base))
+    return (
+        f"| {METHODS[method].title} | {seed} | {asked} | {fmean(late):.3f} ({min(late):.3f} to {max(late):.3f}) | "
+        f"{near(late, [target] * len(late))} | {near(late, around)} | {run['outcome']['held_out_final']:.2f} | {gain} |"
+    )
+
+
 def holding(cells: dict[str, Cell]) -> list[str]:
-    """A row a run with a target, GRPO's of the same seed beside it: how near entropy was to it after the first steps, and success."""
-    held = {method: cell for method, cell in cells.items() if any(TARGET in run.get("settings", {}) for run in cell.values())}
-    targets = {seed: float(run["settings"][TARGET]) for cell in held.values() for seed, run in cell.items()}
+    """A row a run with a target, GRPO's of the same seed before them."""
     base = cells.get(BASE, {})
-    lines = []
-    for method, cell in [(BASE, {seed: base[seed] for seed in base if seed in targets}), *held.items()]:
-        for seed, run in cell.items():
-            entropy, target = known(run, "entropy"), targets[seed]
-            around = [
-                fmean(entropy[max(0, i - AROUND) : i] + entropy[i + 1 : i + 1 + AROUND]) for i in range(SETTLING, len(entropy))
-            ]
-            late = entropy[SETTLING:]
-            near, steady = (
-                fmean(abs(value / other - 1) <= NEAR for value, other in zip(late, others, strict=True))
-                for others in ([target] * len(late), around)
-            )
-            asked, gain = ("", "") if method == BASE else (f"{target:g}", gained(run, base.get(seed)))
-            lines.append(
-                f"| {METHODS[method].title} | {seed} | {asked} | {fmean(late):.3f} ({min(late):.3f} to {max(late):.3f}) | {near:.0%} | "
-                f"{steady:.0%} | {run['outcome']['held_out_final']:.2f} | {gain} |"
-            )
+    held = [
+        (method, seed, run, float(run["settings"][TARGET]))
+        for method, cell in cells.items()
+        for seed, run in cell.items()
+        if TARGET in run.get("settings", {})
+    ]
+    targets = {seed: target for _, seed, _, target in held}
+    plain = [(BASE, seed, run, targets[seed]) for seed, run in base.items() if seed in targets]
+    lines = [
+        held_row(method, seed, run, target, base.get(seed))
+        for method, seed, run, target in [*plain, *held]
+        if len(known(run, "entropy")) > SETTLING
+    ]
     return told_beside(
         f"Entropy that is held at a target, in nats: its mean and range after the first {SETTLING} steps, and the share of these steps within "
         f"{NEAR:.0%} of it; GRPO beside it, without a target. A step's entropy is measured on its own episodes and wavers by itself: the "

@@ -29,15 +29,13 @@ class Method:
 
 
 _ACTOR = "actor_rollout_ref.actor"
+_NO_STD, _NO_PENALTY = "algorithm.norm_adv_by_std_in_grpo=False", "+data.env.invalid_action_penalty=0"
 BASE = "none"
 METHODS = {
     BASE: Method("GRPO"),
-    "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=("algorithm.norm_adv_by_std_in_grpo=False",)),
-    "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=("+data.env.invalid_action_penalty=0",)),
-    "dr_grpo-no_penalty": Method(
-        "Dr. GRPO, no penalty for invalid actions",
-        overrides=("algorithm.norm_adv_by_std_in_grpo=False", "+data.env.invalid_action_penalty=0"),
-    ),
+    "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=(_NO_STD,)),
+    "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=(_NO_PENALTY,)),
+    "dr_grpo-no_penalty": Method("Dr. GRPO, no penalty for invalid actions", overrides=(_NO_STD, _NO_PENALTY)),
     "dynamic_sampling": Method(
         "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),

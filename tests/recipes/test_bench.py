@@ -121,6 +121,8 @@ def test_how_near_entropy_was_to_its_target_is_told():
         f"| {plan.METHODS['held_bonus'].title} | 0 | 0.5 | 0.500 (0.400 to 0.600) | 60% | 30% | 0.25 | +0.100 |",
     ]
     assert page.holding({"none": {0: base}}) == []
+    short = held | {"curves": outcome.curves(logged([0.4] * 20, [0.5] * 20, {0: (0.1, 0.1), 20: (0.3, 0.3)}))}
+    assert page.holding({"held_bonus": {0: short}}) == [], "nothing is left after the first steps"
 
 
 def test_a_world_on_a_card_asks_for_a_model_and_shares_the_cards(tmp_path, monkeypatch, capsys):
