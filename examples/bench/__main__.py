@@ -15,8 +15,6 @@ from pathlib import Path
 from bench import one
 from bench.plan import METHODS, MODEL, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
 
-THREADS = 600
-"""Threads of one run under Ray, all of its processes together."""
 STAGGER = 2.0
 """Seconds between two starts: verl's start is heaviest in its first seconds."""
 
@@ -86,13 +84,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_threads(at_once: int) -> None:
-    """Raise SystemExit if the system does not allow as many threads."""
+def check_threads(at_once: int, each: int) -> None:
+    """Raise SystemExit if the system does not allow as many runs of ``each`` threads."""
     path = Path("/proc/sys/kernel/pid_max")
     limit = int(path.read_text()) if path.is_file() else sys.maxsize
-    if at_once * THREADS > limit:
+    if at_once * each > limit:
         raise SystemExit(
-            f"--jobs {at_once}: needs about {at_once * THREADS} threads, and kernel.pid_max is {limit}. "
+            f"--jobs {at_once}: needs about {at_once * each} threads, and kernel.pid_max is {limit}. "
             "Run sysctl -w kernel.pid_max=4194304, or lower --jobs."
         )
 
@@ -155,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{len(every)} runs, {len(every) - len(missing)} are there, {len(missing)} to train, {args.jobs} at once", flush=True
         )
-        check_threads(min(args.jobs, len(missing)))
+        check_threads(min(args.jobs, len(missing)), max(WORLDS[name].threads for name in args.worlds))
         failed = run_all(missing, args)
         if args.diagnose:
             report(every, args)

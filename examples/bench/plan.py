@@ -67,6 +67,8 @@ METHODS = {
     "held_entropic": Method("entropy held, by EntroPIC's weights", ("entropic",), ("+algorithm.entropy.target={held}",)),
     "arpo": Method("branching rollouts (ARPO), 4 roots of 8", ("arpo",)),
     "arpo_2": Method("branching rollouts (ARPO), 2 roots of 8", ("arpo",), ("algorithm.entropy.branching.roots=2",)),
+    "gigpo-aem": Method("GiGPO + AEM", ("gigpo", "aem")),
+    "gigpo-seal": Method("GiGPO + SEAL", ("gigpo", "seal")),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
     "gigpo_mean-aem-seal": Method(
         "GiGPO, not divided by the std, + AEM + SEAL", ("gigpo", "aem", "seal"), ("algorithm.entropy.gigpo.norm=mean",)
@@ -117,6 +119,8 @@ class World:
     """Of the training: at the end, and 2: in the middle, too; one more is made before it."""
     card: bool = False
     """Trains a pretrained model on a card, with vLLM."""
+    threads: int = 600
+    """Of one run under Ray, all of its processes together."""
     regimes: dict[str, Regime] = field(default_factory=dict)
 
 
@@ -264,6 +268,21 @@ WORLDS = {
             ),
             **_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
         },
+    ),
+    "textworld_express_card": World(
+        title="TextWorldExpress, SmolLM2 on a card",
+        module="bench.textworld_express_card",
+        splits=("dev", "test"),
+        metric="val-core/textworld_express/{split}/acc/mean@1",
+        episodes=256,
+        held=0.25,
+        text="Two games of TextWorldExpress for SmolLM2-135M-Instruct (FSDP2 in bf16, vLLM): one object is brought to its usual place (twc), "
+        "or a coin from another room into a box (mapreader); up to 12 turns, admissible actions in the prompt, 8 groups of 8 episodes a "
+        "step, warm-started for each seed on turns of a noisy expert. Held out: games that no training episode has.",
+        validations=1,
+        card=True,
+        threads=4500,
+        regimes=_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5"),
     ),
 }
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ sys.path.insert(0, str(EXAMPLES))
 from bench import __main__ as command  # noqa: E402
 from bench import bandit, claims, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
 
+from verl_entropy.data import source  # noqa: E402
+from verl_entropy.data.experts import ExpertFailed  # noqa: E402
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS  # noqa: E402
+from verl_entropy.envs.simulators.jvm import find_java  # noqa: E402
 
 METRIC = plan.WORLDS["household"].metric
 
@@ -85,7 +89,7 @@ def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
     """With a tiny model in the place of SmolLM2: it learns the expert's turns, and what is saved is what vLLM loads."""
     transformers = pytest.importorskip("transformers")
     import torch
-    from bench import frozen_lake_card
+    from bench import card, frozen_lake_card
 
     from verl_entropy.quickstart import build, warm_start
 
@@ -93,10 +97,8 @@ def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
     tokenizer = build.word_level([*build.SPECIAL, *words], pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>")
     warm_start.save(build.build_model(len(tokenizer), 0), tokenizer, tmp_path / "model")
     monkeypatch.setenv(plan.MODEL, str(tmp_path / "model"))
-    monkeypatch.setattr(
-        frozen_lake_card, "WORLD", dataclasses.replace(frozen_lake_card.WORLD, episodes=20, warm_steps=2, held_out=4)
-    )
-    frozen_lake_card.prepare(tmp_path, 3)
+    world = dataclasses.replace(frozen_lake_card.WORLD, episodes=20, warm_steps=2, held_out=4)
+    card.prepare(world, tmp_path, 3)
     made = tmp_path / "assets-seed3"
     assert {p.name for p in made.glob("*.parquet")} == {"train.parquet", "dev.parquet", "test.parquet"}
     before, after = (
@@ -105,7 +107,7 @@ def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
     assert after.dtype == torch.bfloat16 and len(transformers.AutoTokenizer.from_pretrained(made / "warm")) == len(tokenizer)
     assert not torch.equal(before.lm_head.weight.bfloat16(), after.lm_head.weight)
     stamp = (made / "warm").stat().st_mtime_ns
-    frozen_lake_card.prepare(tmp_path, 3)
+    card.prepare(world, tmp_path, 3)
     assert (made / "warm").stat().st_mtime_ns == stamp, "made once"
 
 
@@ -149,13 +151,58 @@ def test_a_world_on_a_card_asks_for_a_model_and_shares_the_cards(tmp_path, monke
     assert told == [f"{card} {tmp_path / 'm'}\n" for card in (0, 0, 1, 1)]
 
 
-def test_a_run_on_a_card_trains_the_lake_with_vllm(tmp_path):
-    job = plan.Job("frozen_lake_card", "rate_1e-5", "gigpo-aem-seal", 100)
+@pytest.mark.parametrize(
+    ("world", "environment"),
+    [("frozen_lake_card", "bench.frozen_lake:FrozenLake"), ("textworld_express_card", "bench.textworld_express_card:Game")],
+)
+def test_a_run_on_a_card_trains_with_vllm(tmp_path, world, environment):
+    job = plan.Job(world, "rate_1e-5", "gigpo-aem-seal", 100)
     words = one.words(job, tmp_path, tmp_path / "run", 50)
     settings = dict(word.lstrip("+").split("=", 1) for word in words)
     assert settings["actor_rollout_ref.rollout.name"] == "vllm" and "trainer.device" not in settings
-    assert settings["data.env.name"] == "bench.frozen_lake:FrozenLake" and settings["actor_rollout_ref.actor.optim.lr"] == "1e-5"
+    assert settings["data.env.name"] == environment and settings["actor_rollout_ref.actor.optim.lr"] == "1e-5"
     assert settings["data.val_files"].endswith("test.parquet]") and "+entropy=[gigpo,aem,seal]" in words
+
+
+def test_the_expert_of_the_card_s_games_finds_its_way_again():
+    from bench.textworld_express_card import Expert
+
+    game = types.SimpleNamespace(last=None)
+    expert = Expert(game, ["look around", "read map", "move north", "take coin"])
+    admissible, told = ("read map", "move north", "move south", "take coin"), []
+    for played in ("read map", "move south", None, "take coin", "move north"):  # None: as told
+        told.append(expert.act("", admissible))
+        game.last = played or told[-1]
+    assert told == ["read map", *["move north"] * 4], "back, on, and on again after the coin was tried for nothing"
+    assert expert.act("", ("take coin",)) == "take coin" and expert.thought.endswith("take coin")
+    game.last = "take coin"
+    with pytest.raises(ExpertFailed):
+        expert.act("", admissible)
+
+
+def test_no_held_out_game_of_the_card_is_one_of_training():
+    pytest.importorskip("textworld_express")
+    try:
+        find_java()
+    except ValueError as error:
+        pytest.skip(str(error))
+    from bench.textworld_express_card import GAMES, Game
+
+    game, seen = Game(), {}
+    try:
+        for split, first in (("train", 0), ("dev", source.FIRST_HELD_OUT), ("test", 2 * source.FIRST_HELD_OUT)):
+            infos = [game.reset(seed=first + i, options={"split": split})[1] for i in range(200)]
+            seen[split] = {info["anchor"] for info in infos}
+            assert {info["task_type"] for info in infos} == set(GAMES)
+        assert not seen["train"] & seen["dev"] and not seen["train"] & seen["test"] and not seen["dev"] & seen["test"]
+        expert, ended = game.expert(None), False
+        admissible = infos[-1]["admissible_actions"]
+        while not ended:
+            _, _, ended, truncated, info = game.step(expert.act("", admissible))
+            admissible, ended = info["admissible_actions"], ended or truncated
+        assert info["won"]
+    finally:
+        game.close()
 
 
 def test_dynamic_sampling_is_compared_by_held_out_success_alone(tmp_path):
@@ -299,7 +346,7 @@ def test_every_world_would_start(world, tmp_path):
     data = found.raw["data"]
     assert found.verl is None and data["env"]["name"].startswith("bench.") and "kwargs" not in data["env"]
     assert data["val_files"] == [str(tmp_path / f"assets-seed3/{s}.parquet") for s in plan.WORLDS[world].splits]
-    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] <= 96
+    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] <= 512
 
 
 @pytest.mark.slow
@@ -566,7 +613,7 @@ def test_wrong_words_are_refused(words, message, capsys):
 
 def test_too_many_threads_are_refused_with_the_fix():
     with pytest.raises(SystemExit, match="sysctl -w kernel"):
-        command.check_threads(10**6)
+        command.check_threads(10**4, 600)
 
 
 def test_a_predictor_is_held_against_the_change_that_follows_it():
