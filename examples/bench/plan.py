@@ -282,7 +282,11 @@ WORLDS = {
         validations=1,
         card=True,
         threads=4500,
-        regimes=_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5"),
+        regimes={
+            "healthy": _at("1e-5", 40),
+            "unstable": _at("5e-5", 40, ", the lowest tried at which GRPO lost of what it had on the tuning seed"),
+            **_rates(40, "1e-5", "3e-5", "5e-5"),
+        },
     ),
 }
 

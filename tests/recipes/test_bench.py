@@ -109,6 +109,9 @@ def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
     stamp = (made / "warm").stat().st_mtime_ns
     card.prepare(world, tmp_path, 3)
     assert (made / "warm").stat().st_mtime_ns == stamp, "made once"
+    monkeypatch.setenv(plan.MODEL, str(tmp_path / "nothing"))
+    with pytest.raises(RuntimeError, match="the warm start of seed 4"):
+        card.prepare(world, tmp_path, 4)
 
 
 def test_how_near_entropy_was_to_its_target_is_told():
