@@ -41,9 +41,9 @@ def quickstart_table() -> str:
 
 def bench_table() -> str:
     """The short table of the bench, from recipes/bench/results."""
-    from bench import page
+    from bench.page import tables
 
-    return "\n".join(page.short_table())
+    return "\n".join(tables.short_table())
 
 
 def _kept(path: Path) -> dict | None:

@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.diagnose:
             report(every, args)
     if args.results.resolve() == RESULTS:
-        from bench.page import write_page
+        from bench.page.write import write_page
 
         print(write_page(args.results))
     return int(failed > 0)

@@ -95,3 +95,8 @@ def difference(scores: Scores, base: Scores) -> Estimate:
 def improvement(scores: Scores, base: Scores) -> Estimate:
     """P(a run of the method scores higher than one of the base), ties half, mean over worlds."""
     return _estimate(_improvement, [*scores, *base])
+
+
+def profile(scores: Sequence[float], levels: Sequence[float]) -> list[float]:
+    """Performance profile: the share of runs that score at least each level."""
+    return (np.asarray(scores, dtype=float)[:, None] >= np.asarray(levels, dtype=float)).mean(axis=0).tolist()

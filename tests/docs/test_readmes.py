@@ -159,7 +159,7 @@ def test_the_pages_of_the_package_are_in_the_wheel(monkeypatch):
 
 def test_what_ci_runs_is_what_a_user_runs():
     ci = read(ROOT / ".ci/run")
-    assert "exec bash tests/run.sh" in ci and "bash tests/run.sh\n" in read(ROOT / "README.md")
+    assert "exec bash tests/run.sh" in ci and "`bash tests/run.sh`" in read(ROOT / "README.md")
 
 
 def test_the_quickstart_says_what_it_takes():

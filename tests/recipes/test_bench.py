@@ -20,7 +20,9 @@ pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from bench import __main__ as command  # noqa: E402
-from bench import bandit, claims, frozen_lake, one, outcome, page, plan, small, statistics  # noqa: E402
+from bench import bandit, claims, frozen_lake, one, outcome, plan, small, statistics  # noqa: E402
+from bench.page import sections, sources, tables, write  # noqa: E402
+from bench.page.cells import load, shared  # noqa: E402
 
 from verl_entropy.data import source  # noqa: E402
 from verl_entropy.data.experts import ExpertFailed  # noqa: E402
@@ -73,15 +75,15 @@ def test_tokens_that_branching_saved_are_counted_over_the_run():
         if step:
             values |= {"verl_entropy/rollout/generated_tokens": 3000.0, "verl_entropy/rollout/reused_tokens": 1000.0}
     branched = {"curves": outcome.curves(steps), "outcome": {"auc": 0.35}}
-    lines = page.tokens({"none": {0: plain}, "arpo": {0: branched, 1: branched}})
+    lines = sections.tokens({"none": {0: plain}, "arpo": {0: branched, 1: branched}})
     title = plan.METHODS["arpo"].title
     assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |  |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |  |" in lines
     plain["curves"] = plain["curves"] | {"success": [0.0] * 10 + [0.5] * 20, "generated_tokens": [4000.0] * 30}
     early = branched | {"curves": branched["curves"] | {"success": [0.2] * 5 + [0.5] * 25}}  # .45 after 14 steps, GRPO after 19
     late = branched | {"curves": branched["curves"] | {"success": [0.44] * 30}}
-    lines = page.tokens({"none": {0: plain, 1: plain}, "arpo": {0: early, 1: late}})
+    lines = sections.tokens({"none": {0: plain, 1: plain}, "arpo": {0: early, 1: late}})
     assert f"{1 - 14 * 3 / (19 * 4):.0%} |" in "\n".join(lines) and any(line.endswith("| never |") for line in lines)
-    assert page.tokens({"none": {0: plain}}) == []
+    assert sections.tokens({"none": {0: plain}}) == []
 
 
 @pytest.mark.slow
@@ -119,15 +121,15 @@ def test_how_near_entropy_was_to_its_target_is_told():
     held_out, wavering = {0: (0.1, 0.1), 30: (0.3, 0.3)}, [0.5] * 6 + [0.4, 0.6] * 2
     plain, steered = (outcome.curves(logged([0.4] * 30, e, held_out)) for e in ([0.4] * 30, [0.9] * 20 + wavering))
     base = {"curves": plain, "outcome": {"auc": 0.3, "held_out_final": 0.3}}
-    held = {"curves": steered, "settings": {page.TARGET: "0.5"}, "outcome": {"auc": 0.4, "held_out_final": 0.25}}
-    lines = page.holding({"none": {0: base, 1: base}, "held_bonus": {0: held}})
+    held = {"curves": steered, "settings": {sections.TARGET: "0.5"}, "outcome": {"auc": 0.4, "held_out_final": 0.25}}
+    lines = sections.holding({"none": {0: base, 1: base}, "held_bonus": {0: held}})
     assert lines[-3:-1] == [
         "| GRPO | 0 |  | 0.400 (0.400 to 0.400) | 0% | 100% | 0.30 |  |",
         f"| {plan.METHODS['held_bonus'].title} | 0 | 0.5 | 0.500 (0.400 to 0.600) | 60% | 30% | 0.25 | +0.100 |",
     ]
-    assert page.holding({"none": {0: base}}) == []
+    assert sections.holding({"none": {0: base}}) == []
     short = held | {"curves": outcome.curves(logged([0.4] * 20, [0.5] * 20, {0: (0.1, 0.1), 20: (0.3, 0.3)}))}
-    assert page.holding({"held_bonus": {0: short}}) == [], "nothing is left after the first steps"
+    assert sections.holding({"held_bonus": {0: short}}) == [], "nothing is left after the first steps"
 
 
 def test_a_world_on_a_card_asks_for_a_model_and_shares_the_cards(tmp_path, monkeypatch, capsys):
@@ -212,13 +214,13 @@ def test_dynamic_sampling_is_compared_by_held_out_success_alone(tmp_path):
     for seed in range(5):
         stored(tmp_path, "none", seed, 0.5, 0.2 + 0.01 * seed)
         stored(tmp_path, "dynamic_sampling", seed, 0.9, 0.5 + 0.01 * seed)
-    cells, title = page.load(tmp_path)["household", "healthy"], plan.METHODS["dynamic_sampling"].title
+    cells, title = load(tmp_path)["household", "healthy"], plan.METHODS["dynamic_sampling"].title
     for run in cells["dynamic_sampling"].values():
         run["curves"] |= {"evicted_groups": [None, *[4.0] * 29], "surplus_groups": [2.0] * 30}
-    assert page.sampled(cells)[0].endswith("6 (seed 0), 6 (seed 1), 6 (seed 2), 6 (seed 3), 6 (seed 4).")
-    by_area, by_held_out, _ = page.verdicts(cells)
+    assert sections.sampled(cells)[0].endswith("6 (seed 0), 6 (seed 1), 6 (seed 2), 6 (seed 3), 6 (seed 4).")
+    by_area, by_held_out, _ = tables.verdicts(cells)
     assert by_area.endswith("nothing but GRPO was run.") and f"above GRPO: {title}" in by_held_out
-    line = page.row("dynamic_sampling", cells["dynamic_sampling"], cells["none"])
+    line = tables.row("dynamic_sampling", cells["dynamic_sampling"], cells["none"])
     assert "0.90" not in line and "|  |  | 1.00" in line and "| 0/5 | 0/5 |  | 0/5 |" in line
 
 
@@ -298,11 +300,11 @@ def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
                 "outcome": outcome.outcome(found, held, plan.WORLDS["household"].splits),
             }
         }
-    lines = page.ends(cells)
+    lines = sections.ends(cells)
     assert lines[0].endswith("or held out: GRPO 1 of 1; SEAL 0 of 1.")
     assert "| GRPO | 0 | 0.40 -> 0.00 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
     assert "| SEAL | 0 | 0.40 -> 0.40 | 0.18 -> 0.85 | 0.30 -> 0.30 -> 0.30 | 0.30 |" in lines
-    assert page.ends({"none": cells["seal"], "seal": cells["none"]}) == []
+    assert sections.ends({"none": cells["seal"], "seal": cells["none"]}) == []
 
 
 @pytest.mark.parametrize("split", ("train", "dev", "test"))
@@ -435,6 +437,10 @@ def test_worlds_are_resampled_apart():
     assert (near.low, near.high) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
+def test_a_performance_profile_is_the_share_of_runs_at_least_as_good():
+    assert statistics.profile([0.0, 0.5, 0.5, 1.0], [0.1, 0.5, 0.6, 1.0]) == pytest.approx([0.75, 0.75, 0.25, 0.25])
+
+
 def test_the_page_tells_methods_apart_and_names_what_was_not_run(tmp_path):
     results = tmp_path / "results"
     for seed in range(5):
@@ -443,13 +449,13 @@ def test_the_page_tells_methods_apart_and_names_what_was_not_run(tmp_path):
         stored(results, "repo_r", seed, 0.4 + 0.01 * seed, 0.5)
     stored(results, "aem", 0, 0.9, 0.9)
     stored(results, "none", 100, 0.99, 0.99)
-    text = page.render(results)
+    text = write.render(results)
     assert "By area under the curve, paired over seeds: above GRPO: GiGPO (+0.100 (+0.100 to +0.100)); below GRPO: REPO-R" in text
     assert "too few seeds to tell: AEM" in text and "not told from GRPO: GiGPO" in text
     assert all(row in text for row in ("\n| AEM | 1 |  |", "\n| GRPO | 5 |  |", "\n| SEAL |  |  |"))
     assert "| household | healthy | 100 | 0.10 -> 0.99 |" in text
     assert "| GRPO | 5 | 0.60 (0.60 to 0.60)" in text, "a tuning seed is no result"
-    assert page.write_page(results).read_text() == text and (tmp_path / "household-healthy.png").stat().st_size < 150_000
+    assert write.write_page(results).read_text() == text and (tmp_path / "household-healthy.png").stat().st_size < 150_000
 
 
 def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
@@ -457,52 +463,52 @@ def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
         stored(tmp_path, "none", seed, 0.5, 0.2 if seed < 3 else 0.9)
     for seed in range(3):
         stored(tmp_path, "aem", seed, 0.5, 0.3)
-    cells = page.load(tmp_path)["household", "healthy"]
-    assert "| 1.00 (1.00 to 1.00) |" in page.row("aem", cells["aem"], cells["none"])
-    assert list(page.shared(cells["none"], cells["aem"])) == [0, 1, 2]
+    cells = load(tmp_path)["household", "healthy"]
+    assert "| 1.00 (1.00 to 1.00) |" in tables.row("aem", cells["aem"], cells["none"])
+    assert list(shared(cells["none"], cells["aem"])) == [0, 1, 2]
 
 
 def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
     results = tmp_path / "results"
     stored(results, "none", 0, 0.5, 0.6)
-    stored(tmp_path / page.CUT, "none", 1, 0.25, 0.6)
-    path = plan.Job("household", "healthy", "none", 1).file(tmp_path / page.CUT)
-    given = {page.RATE: "1e-4", "trainer.total_training_steps": "30"}
+    stored(tmp_path / sources.CUT, "none", 1, 0.25, 0.6)
+    path = plan.Job("household", "healthy", "none", 1).file(tmp_path / sources.CUT)
+    given = {sources.RATE: "1e-4", "trainer.total_training_steps": "30"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed", "settings": given}))
-    text = page.render(results)
+    text = write.render(results)
     assert "| GRPO | 1 |" in text and "Because the power failed:" in text
     assert "- household, GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
     path.unlink()
-    assert "Cut runs" not in page.render(results)
+    assert "Cut runs" not in write.render(results)
 
 
 def test_tuning_runs_are_a_table_that_tells_an_eruption_of_wrong_trajectories(tmp_path):
     results = tmp_path / "results"
     stored(results, "none", 0, 0.5, 0.6)
-    assert "| 100 |" not in page.render(results)
+    assert "| 100 |" not in write.render(results)
     stored(results, "none", 100, 0.5, 0.6, regime="rate_6e-4")
     path = plan.Job("household", "rate_6e-4", "none", 100).file(results)
     run = json.loads(path.read_text())
     run["curves"] |= {"entropy_wrong": [0.16] * 20 + [0.31] * 5 + [0.1] * 5, "entropy_correct": [0.12, None] * 10 + [0.09] * 10}
     path.write_text(json.dumps(run))
-    assert "| household | 6e-4 | 100 | 0.10 -> 0.60 | 0.50 -> 0.50 | 0.16 -> 0.31 | 0.12 -> 0.09 |" in page.render(results)
+    assert "| household | 6e-4 | 100 | 0.10 -> 0.60 | 0.50 -> 0.50 | 0.16 -> 0.31 | 0.12 -> 0.09 |" in write.render(results)
 
 
 def test_committed_cut_runs_are_cut_and_nobody_s_folders():
-    found = list((plan.RESULTS.parent / page.CUT).glob("*/*/*.json"))
+    found = list((plan.RESULTS.parent / sources.CUT).glob("*/*/*.json"))
     for path in found:
         run = json.loads(path.read_text())
         job = plan.Job(run["world"], run["regime"], run["method"], run["seed"])
-        assert job.file(plan.RESULTS.parent / page.CUT) == path and not re.search("/(tmp|root|work)/", path.read_text())
+        assert job.file(plan.RESULTS.parent / sources.CUT) == path and not re.search("/(tmp|root|work)/", path.read_text())
         assert run["steps"] == len(run["curves"]["success"]) < plan.WORLDS[job.world].regimes[job.regime].steps
         assert run["cut"] and not job.file(plan.RESULTS).exists(), "a run that was trained to its end since is no longer cut"
 
 
 def test_the_committed_page_is_what_the_files_give():
     readme = plan.RESULTS.parent / "README.md"
-    assert readme.read_text(encoding="utf-8") == page.render(plan.RESULTS), "run bash examples/bench.sh --page"
-    assert plan.QUICKSTART.read_text(encoding="utf-8") == page.baseline(plan.RESULTS), "run bash examples/bench.sh --page"
-    drawn = {f"{world}-{regime}.png" for world, regime in page.load(plan.RESULTS)}
+    assert readme.read_text(encoding="utf-8") == write.render(plan.RESULTS), "run bash examples/bench.sh --page"
+    assert plan.QUICKSTART.read_text(encoding="utf-8") == write.baseline(plan.RESULTS), "run bash examples/bench.sh --page"
+    drawn = {f"{world}-{regime}.png" for world, regime in load(plan.RESULTS)}
     assert drawn == {path.name for path in readme.parent.glob("*.png")}
 
 
@@ -662,9 +668,9 @@ def test_which_turns_lead_is_told():
 def test_a_run_made_again_stands_beside_its_cell(tmp_path):
     for seed in range(5):
         stored(tmp_path / "results", "none", seed, 0.5, 0.2 + 0.01 * seed)
-    assert "Made again" not in page.render(tmp_path / "results")
-    stored(tmp_path / page.AGAIN, "none", 1, 0.5, 0.23)
-    text = page.render(tmp_path / "results")
+    assert "Made again" not in write.render(tmp_path / "results")
+    stored(tmp_path / sources.AGAIN, "none", 1, 0.5, 0.23)
+    text = write.render(tmp_path / "results")
     assert (
         "seed 1, commit abc: held-out success at the end 0.23, in the table 0.21 for this seed and 0.22 (0.20 to 0.23) for the cell."
         in text
@@ -674,9 +680,9 @@ def test_a_run_made_again_stands_beside_its_cell(tmp_path):
 def test_causes_are_told_over_runs_that_recorded_them():
     run = {"claims": {"predictors": {"predictor/covariance": {"1": 0.1, "5": 0.3, "10": None}}, "turns": {}}}
     cells = {"none": dict.fromkeys(range(4), run), "gigpo": {0: {}}}
-    assert page.told_of_causes(cells) == []
+    assert sections.told_of_causes(cells) == []
     cells["seal"] = {0: run}
-    text = "\n".join(page.told_of_causes(cells))
+    text = "\n".join(sections.told_of_causes(cells))
     assert (
         "over 5 runs" in text and "| -Cov(A, log pi) (arXiv 2505.22617) | 0.10 (0.10 to 0.10) | 0.30 (0.30 to 0.30) |  |" in text
     )
