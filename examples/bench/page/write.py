@@ -17,6 +17,15 @@ from bench.page.tables import JUDGED, table, verdicts
 from bench.plan import BASE, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS
 
+READINGS = "readings"
+"""Folder beside the results of what people say of them: NAME.md for a world and regime, and in_short.md."""
+
+
+def reading(results: Path, name: str) -> list[str]:
+    """What is said by hand; nothing where there is no file."""
+    path = results.parent / READINGS / f"{name}.md"
+    return [*path.read_text(encoding="utf-8").splitlines(), ""] if path.is_file() else []
+
 
 def render(results: Path) -> str:
     """The page."""
@@ -36,6 +45,7 @@ def render(results: Path) -> str:
         "bash examples/bench.sh --world textworld_express_card --model FOLDER   # as well, with the extra textworld_express and Java",
         "```",
         "",
+        *(["## In short", "", *told] if (told := reading(results, "in_short")) else []),
     ]
     for (world, regime), cells in found.items():
         spec = WORLDS[world]
@@ -56,7 +66,7 @@ def render(results: Path) -> str:
             *holding(cells),
             *ends(cells),
             *told_of_causes(cells),
-            *([chosen.reading, ""] if chosen.reading else []),
+            *reading(results, f"{world}-{regime}"),
         ]
     if not runs:
         return "\n".join([*lines, "No runs yet.", ""])
