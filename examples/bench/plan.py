@@ -36,6 +36,10 @@ METHODS = {
     "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=(_NO_STD,)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=(_NO_PENALTY,)),
     "dr_grpo-no_penalty": Method("Dr. GRPO, no penalty for invalid actions", overrides=(_NO_STD, _NO_PENALTY)),
+    "kl": Method(
+        "GRPO, KL loss to the first policy",
+        overrides=(f"{_ACTOR}.use_kl_loss=True", f"{_ACTOR}.kl_loss_coef=0.01", f"{_ACTOR}.kl_loss_type=low_var_kl"),
+    ),
     "dynamic_sampling": Method(
         "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),

@@ -371,6 +371,8 @@ def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_p
         assert actor["policy_loss"]["loss_mode"] == method
     if method == "clip_higher":
         assert actor["clip_ratio_high"] == 0.28
+    if method == "kl":
+        assert actor["use_kl_loss"] and actor["kl_loss_coef"] == 0.01
     given = one.settings(words, tmp_path)
     assert given["actor_rollout_ref.actor.optim.lr"] == "1e-4" and str(tmp_path) not in json.dumps(given)
 

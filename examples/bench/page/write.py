@@ -70,13 +70,15 @@ def render(results: Path) -> str:
         ]
     if not runs:
         return "\n".join([*lines, "No runs yet.", ""])
+    sizes = [
+        f"{w.title} {len(w.splits)} x {w.episodes}, {0.5 / (len(w.splits) * w.episodes) ** 0.5:.3f}" for w in WORLDS.values()
+    ]
     intervals = sum(len(cells) - 1 for cells in found.values()) * len(JUDGED)
     lines += [
         "## How to read it",
         "",
-        f"- Held-out success: mean of the splits ({', '.join(f'{w.title} {len(w.splits)} x {w.episodes}' for w in WORLDS.values())} episodes), "
-        'sampled at temperature 1, at the start and the end of the run, in the household in the middle, too; "best" is the highest of these. '
-        "One such value has a standard error of up to .03 in the household, .02 in the lake, .014 in the bandit.",
+        f"- Held-out success: mean of the splits, sampled at temperature 1, at the start and the end of the run, in the household in the "
+        f'middle, too; "best" is the highest of these. Episodes, and the standard error of one such value at most: {"; ".join(sizes)}.',
         "- Area under the curve: mean success of all training steps; each step has new tasks, so it is success on unseen tasks, too, and less "
         "noisy than a validation.",
         "- Held out and area are interquartile means over seeds. Their intervals, and P's: 95 %, stratified bootstrap over seeds (percentile), "
