@@ -10,7 +10,7 @@ from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from bench.small import VERBS, Small, belongs, thought
+from bench.small import VERBS, Small, draw, thought
 from verl_entropy.data.expert_turns import Noise
 
 SIZE, FROZEN = 4, 0.75
@@ -20,11 +20,7 @@ MOVES = ("left", "down", "right", "up")
 
 def draw_map(seed: int, split: str) -> list[str]:
     """The map of a seed, from the maps of its split."""
-    rng = random.Random(f"{split}/{seed}")
-    while True:
-        rows = generate_random_map(SIZE, FROZEN, rng.randrange(2**31))
-        if belongs("".join(rows), split):
-            return rows
+    return draw(seed, split, lambda number: generate_random_map(SIZE, FROZEN, number), "".join)
 
 
 class FrozenLake:

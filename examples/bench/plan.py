@@ -139,11 +139,7 @@ WORLDS = {
         "known houses (seen) and unknown houses (unseen).",
         regimes={
             "healthy": _at("1e-4", 30),
-            "unstable": _at(
-                "6e-4",
-                60,
-                ", the lowest at which GRPO learned and lost it again on both tuning seeds",
-            ),
+            "unstable": _at("6e-4", 60, ", the lowest at which GRPO learned and lost it again on both tuning seeds"),
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
     ),
@@ -158,16 +154,8 @@ WORLDS = {
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
         validations=1,
         regimes={
-            "healthy": _at(
-                "3e-4",
-                60,
-                ", at which GRPO learned nearly all on the tuning seeds",
-            ),
-            "unstable": _at(
-                "1e-3",
-                60,
-                ", at which GRPO learned and lost two fifths or all of it on the tuning seeds",
-            ),
+            "healthy": _at("3e-4", 60, ", at which GRPO learned nearly all on the tuning seeds"),
+            "unstable": _at("1e-3", 60, ", at which GRPO learned and lost two fifths or all of it on the tuning seeds"),
             **_rates(60, "3e-4", "1e-3", "3e-3"),
         },
     ),
@@ -205,15 +193,9 @@ WORLDS = {
         regimes={
             "healthy": _at("1e-5", 40),
             "between": _at(
-                "2e-5",
-                40,
-                ", at which GRPO lost five sixths of its success on the tuning seed and won half of it back",
+                "2e-5", 40, ", at which GRPO lost five sixths of its success on the tuning seed and won half of it back"
             ),
-            "unstable": _at(
-                "3e-5",
-                40,
-                ", the lowest at which GRPO learned and lost all on the tuning seed",
-            ),
+            "unstable": _at("3e-5", 40, ", the lowest at which GRPO learned and lost all on the tuning seed"),
             **_rates(40, "3e-6", "1e-5", "2e-5", "3e-5", "5e-5", "1e-4"),
         },
     ),

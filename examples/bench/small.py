@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
@@ -23,6 +23,7 @@ from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart import __main__ as quickstart
 from verl_entropy.quickstart import build, warm_start
 
+T = TypeVar("T")
 OPENINGS = ("now", "so", "then", "well", "next", "here", "first", "again")
 VERBS = ("go", "move", "walk", "step")
 
@@ -34,6 +35,15 @@ def belongs(task: str, split: str) -> bool:
     """Whether a task is one of the split's."""
     place = zlib.crc32(task.encode()) % 5
     return place == HELD_OUT[split] if split in HELD_OUT else place not in HELD_OUT.values()
+
+
+def draw(seed: int | None, split: str, make: Callable[[int], T], task: Callable[[T], str]) -> T:
+    """The first of what ``make`` gives for the numbers of a seed whose ``task`` is one of the split's."""
+    rng = random.Random(f"{split}/{seed}")
+    while True:
+        made = make(rng.randrange(2**31))
+        if belongs(task(made), split):
+            return made
 
 
 def thought(rng: random.Random, action: str, verbs: Sequence[str] = VERBS) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from bench import card
-from bench.small import Small, belongs, thought
+from bench.small import Small, draw, thought
 from verl_entropy.data.expert_turns import Noise
 from verl_entropy.data.experts import ExpertFailed
 from verl_entropy.envs.simulators.textworld_express import TextWorldExpressEnv
@@ -37,11 +37,8 @@ class Game(TextWorldExpressEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """The game of ``seed``, from the games of ``options["split"]``: folds of the package share some."""
         split = (options or {}).get("split", "train")
-        rng = random.Random(f"{split}/{seed}")
-        while True:
-            observation, info = super().reset(seed=rng.randrange(2**31), options={"split": split})
-            if belongs(info["anchor"], split):
-                return observation, info
+        start = super().reset
+        return draw(seed, split, lambda number: start(seed=number, options={"split": split}), lambda seen: seen[1]["anchor"])
 
     def expert(self, info: Any) -> Expert:
         """Plays the package's solution."""

@@ -18,16 +18,16 @@ import pytest
 
 pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parents[1] / "env")]
 from bench import __main__ as command  # noqa: E402
 from bench import bandit, claims, frozen_lake, one, outcome, plan, small, statistics  # noqa: E402
 from bench.page import sections, sources, tables, write  # noqa: E402
 from bench.page.cells import load, shared  # noqa: E402
+from conformance import package_and_java  # noqa: E402
 
 from verl_entropy.data import source  # noqa: E402
 from verl_entropy.data.experts import ExpertFailed  # noqa: E402
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS  # noqa: E402
-from verl_entropy.envs.simulators.jvm import find_java  # noqa: E402
 
 METRIC = plan.WORLDS["household"].metric
 
@@ -186,11 +186,8 @@ def test_the_expert_of_the_card_s_games_finds_its_way_again():
 
 
 def test_no_held_out_game_of_the_card_is_one_of_training():
-    pytest.importorskip("textworld_express")
-    try:
-        find_java()
-    except ValueError as error:
-        pytest.skip(str(error))
+    if reason := package_and_java("textworld_express"):
+        pytest.skip(reason)
     from bench.textworld_express_card import GAMES, Game
 
     game, seen = Game(), {}
@@ -351,7 +348,8 @@ def test_every_world_would_start(world, tmp_path):
     data = found.raw["data"]
     assert found.verl is None and data["env"]["name"].startswith("bench.") and "kwargs" not in data["env"]
     assert data["val_files"] == [str(tmp_path / f"assets-seed3/{s}.parquet") for s in plan.WORLDS[world].splits]
-    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"] <= 512
+    assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"]
+    assert data["max_prompt_length"] <= (512 if world == "textworld_express_card" else 96)
 
 
 @pytest.mark.slow

@@ -22,24 +22,23 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = len(cells)
+    columns, base = len(cells), cells.get(BASE, {})
     figure, axes = plt.subplots(
         3, columns, figsize=(1 + 1.5 * columns, 5.2), sharex="row", sharey="row", layout="constrained", squeeze=False
     )
     for curve, line in (("success", axes[0]), ("entropy", axes[1])):
-        means = {m: mean_curve(cell, curve) for m, cell in cells.items()}
         for axis, (method, cell) in zip(line, cells.items(), strict=True):
             for run in cell.values():
                 axis.plot(*smooth(run["curves"][curve]), color="tab:blue", lw=0.5, alpha=0.5)
-            if same := shared(cells.get(BASE, {}), cell):
+            if same := shared(base, cell):
                 axis.plot(*smooth(mean_curve(same, curve)), color="0.4", lw=1.6)
             if method != BASE:
-                axis.plot(*smooth(means[method]), color="tab:blue", lw=1.6)
+                axis.plot(*smooth(mean_curve(cell, curve)), color="tab:blue", lw=1.6)
         line[0].set_ylabel("success" if curve == "success" else "entropy, nats a token", fontsize=8)
         line[0].set_ylim(bottom=0)
     levels = np.linspace(0, 1, 101)[1:]
     for axis, cell in zip(axes[2], cells.values(), strict=True):
-        for drawn, colour in ((cells.get(BASE, {}), "0.4"), (cell, "tab:blue")):
+        for drawn, colour in ((base, "0.4"), (cell, "tab:blue")):
             if drawn:
                 axis.step(levels, profile(score(drawn.values(), "held_out_final"), levels), color=colour, lw=1.2)
     axes[2][0].set_ylabel("share of runs", fontsize=8)
@@ -63,12 +62,9 @@ def draw(cells: dict[str, Cell], path: Path) -> None:
 
 def mean_curve(cell: Cell, name: str) -> list[float]:
     """Mean over seeds at each step that all of them have."""
-    return np.mean([[np.nan if v is None else v for v in values] for values in equal_length(cell, name)], axis=0).tolist()
-
-
-def equal_length(cell: Cell, name: str) -> list[list[float | None]]:
     found = [run["curves"][name] for run in cell.values()]
-    return [values[: min(map(len, found))] for values in found]
+    steps = min(map(len, found))
+    return np.mean([[np.nan if v is None else v for v in values[:steps]] for values in found], axis=0).tolist()
 
 
 def smooth(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
