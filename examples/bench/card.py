@@ -18,7 +18,7 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 def prepare(world: Small, folder: Path, seed: int) -> None:
     """Data, and the warm-started model of a seed, made once on the card.
 
-    In a process of its own: torch keeps what it once took of the card (70 GB for prompts of 400 tokens), and the run needs it.
+    In a process of its own: torch keeps what it once took of the card, and the runs on it need that.
     """
     assets = world.write_tasks(folder, seed)
     if (assets / "warm").is_dir():
@@ -37,6 +37,7 @@ def _warm_start(world: Small, assets: Path, seed: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(os.environ[MODEL])
     network = AutoModelForCausalLM.from_pretrained(os.environ[MODEL], dtype=torch.float32).to(device)
+    network.gradient_checkpointing_enable()  # a batch of long prompts takes 70 GB of activations, and other runs share the card
     rows = world.expert_rows(tokenizer, seed)
     warm_start.train(network, rows, seed, steps=world.warm_steps, rate=WARM_RATE)
     warm_start.save(network.to("cpu", torch.bfloat16), tokenizer, assets / "warm")

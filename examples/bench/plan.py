@@ -30,16 +30,14 @@ class Method:
 
 _ACTOR = "actor_rollout_ref.actor"
 _NO_STD, _NO_PENALTY = "algorithm.norm_adv_by_std_in_grpo=False", "+data.env.invalid_action_penalty=0"
+_KL_LOSS = (f"{_ACTOR}.use_kl_loss=True", f"{_ACTOR}.kl_loss_coef=0.01", f"{_ACTOR}.kl_loss_type=low_var_kl")
 BASE = "none"
 METHODS = {
     BASE: Method("GRPO"),
     "dr_grpo": Method("GRPO, not divided by the std (Dr. GRPO)", overrides=(_NO_STD,)),
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=(_NO_PENALTY,)),
     "dr_grpo-no_penalty": Method("Dr. GRPO, no penalty for invalid actions", overrides=(_NO_STD, _NO_PENALTY)),
-    "kl": Method(
-        "GRPO, KL loss to the first policy",
-        overrides=(f"{_ACTOR}.use_kl_loss=True", f"{_ACTOR}.kl_loss_coef=0.01", f"{_ACTOR}.kl_loss_type=low_var_kl"),
-    ),
+    "kl": Method("GRPO, KL loss to the first policy", overrides=_KL_LOSS),
     "dynamic_sampling": Method(
         "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
@@ -74,6 +72,7 @@ METHODS = {
     "gigpo-aem": Method("GiGPO + AEM", ("gigpo", "aem")),
     "gigpo-seal": Method("GiGPO + SEAL", ("gigpo", "seal")),
     "gigpo-aem-seal": Method("GiGPO + AEM + SEAL", ("gigpo", "aem", "seal")),
+    "gigpo-aem-seal-kl": Method("GiGPO + AEM + SEAL, KL loss to the first policy", ("gigpo", "aem", "seal"), _KL_LOSS),
     "gigpo_mean-aem-seal": Method(
         "GiGPO, not divided by the std, + AEM + SEAL", ("gigpo", "aem", "seal"), ("algorithm.entropy.gigpo.norm=mean",)
     ),
