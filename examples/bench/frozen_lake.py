@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from bench.small import VERBS, Small, draw, thought
+from bench.small import VERBS, Expert, Small, draw
 from verl_entropy.data.expert_turns import Noise
 
 SIZE, FROZEN = 4, 0.75
@@ -33,7 +32,7 @@ class FrozenLake:
         self._rows = draw_map(seed, (options or {}).get("split", "train"))
         self._lake = FrozenLakeEnv(desc=self._rows, is_slippery=False)
         self._cell, _ = self._lake.reset(seed=seed)
-        self._words = random.Random(seed)
+        self.words = random.Random(seed)
         return self._text(), self._info(False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -74,21 +73,6 @@ class FrozenLake:
                         return first[there]
                     queue.append(there)
         return MOVES[0]
-
-
-class Expert:
-    """One episode's expert."""
-
-    thought = ""
-
-    def __init__(self, lake: FrozenLake) -> None:
-        self._lake = lake
-
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next move on a shortest way."""
-        action = self._lake.way()
-        self.thought = thought(self._lake._words, action)
-        return action
 
 
 WORLD = Small(

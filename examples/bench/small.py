@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from verl_entropy.agent.settings import AgentSettings
 from verl_entropy.data.expert_turns import Noise, TurnWriter, collect
@@ -49,6 +49,30 @@ def draw(seed: int | None, split: str, make: Callable[[int], T], task: Callable[
 def thought(rng: random.Random, action: str, verbs: Sequence[str] = VERBS) -> str:
     """One of the wordings of ``action``."""
     return f"{rng.choice(OPENINGS)} {rng.choice(verbs)} {action}"
+
+
+class Guided(Protocol):
+    """A world that knows a way."""
+
+    words: random.Random
+
+    def way(self) -> str:
+        """The next move on a shortest way from where it is."""
+
+
+class Expert:
+    """One episode's expert: plays the world's way, with a thought of several wordings."""
+
+    thought = ""
+
+    def __init__(self, world: Guided) -> None:
+        self._world = world
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """The next move."""
+        action = self._world.way()
+        self.thought = thought(self._world.words, action)
+        return action
 
 
 @dataclass(frozen=True)
