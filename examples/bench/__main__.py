@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,15 +85,29 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_threads(at_once: int, each: int) -> None:
-    """Raise SystemExit if the system does not allow as many runs of ``each`` threads."""
-    path = Path("/proc/sys/kernel/pid_max")
-    limit = int(path.read_text()) if path.is_file() else sys.maxsize
-    if at_once * each > limit:
+def check_host(missing: list[Job], at_once: int) -> None:
+    """Raise SystemExit if the system does not allow the threads of ``at_once`` of these runs, and say so if memory may not do."""
+    worlds, at_once = [WORLDS[job.world] for job in missing], min(at_once, len(missing))
+    threads, memory = (sum(sorted((getattr(w, need) for w in worlds), reverse=True)[:at_once]) for need in ("threads", "memory"))
+    allowed = Path("/proc/sys/kernel/pid_max")
+    limit = int(allowed.read_text()) if allowed.is_file() else sys.maxsize
+    if threads > limit:
         raise SystemExit(
-            f"--jobs {at_once}: needs about {at_once * each} threads, and kernel.pid_max is {limit}. "
+            f"--jobs {at_once}: needs about {threads} threads, and kernel.pid_max is {limit}. "
             "Run sysctl -w kernel.pid_max=4194304, or lower --jobs."
         )
+    if (free := available_memory()) < memory:
+        print(
+            f"--jobs {at_once}: needs about {memory} GB of memory, and {free} are available. When they run out, Ray ends processes "
+            "of a run, which fails or waits for them for ever: lower --jobs.",
+            flush=True,
+        )
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """GB that processes can still take; very many where the system does not say."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.is_file() else "", re.MULTILINE)
+    return int(found[1]) * 1024 // 10**9 if found else sys.maxsize
 
 
 def run_all(missing: list[Job], args: argparse.Namespace) -> int:
@@ -153,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{len(every)} runs, {len(every) - len(missing)} are there, {len(missing)} to train, {args.jobs} at once", flush=True
         )
-        check_threads(min(args.jobs, len(missing)), max(WORLDS[name].threads for name in args.worlds))
+        check_host(missing, args.jobs)
         failed = run_all(missing, args)
         if args.diagnose:
             report(every, args)

@@ -122,6 +122,8 @@ class World:
     """Trains a pretrained model on a card, with vLLM."""
     threads: int = 600
     """Of one run under Ray, all of its processes together."""
+    memory: int = 3
+    """GB of one run, all of its processes together."""
     regimes: dict[str, Regime] = field(default_factory=dict)
 
 
@@ -204,6 +206,7 @@ WORLDS = {
         "turns of the noisy expert; all else as in the lake on a CPU.",
         validations=1,
         card=True,
+        memory=12,
         regimes={
             "healthy": _at("1e-5", 40),
             "between": _at(
@@ -226,6 +229,7 @@ WORLDS = {
         validations=1,
         card=True,
         threads=4500,
+        memory=20,
         regimes={
             "healthy": _at("1e-5", 40),
             "unstable": _at("5e-5", 40, ", the lowest tried at which GRPO lost of what it had on the tuning seed"),

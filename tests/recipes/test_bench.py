@@ -20,7 +20,7 @@ pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parents[1] / "env")]
 from bench import __main__ as command  # noqa: E402
-from bench import bandit, claims, frozen_lake, one, outcome, plan, small, statistics  # noqa: E402
+from bench import bandit, claims, frozen_lake, one, outcome, plan, small, sokoban, statistics  # noqa: E402
 from bench.page import sections, sources, tables, write  # noqa: E402
 from bench.page.cells import load, shared  # noqa: E402
 from conformance import package_and_java  # noqa: E402
@@ -305,22 +305,45 @@ def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
 
 
 @pytest.mark.parametrize("split", ("train", "dev", "test"))
-def test_the_lakes_expert_reaches_the_goal_on_maps_of_its_split_alone(split):
-    lake, others = frozen_lake.FrozenLake(), {"train", "dev", "test"} - {split}
-    maps = {name: {tuple(frozen_lake.draw_map(seed, name)) for seed in range(300)} for name in (split, *others)}
-    assert len(maps[split]) > 100 and not any(maps[split] & maps[other] for other in others)
+@pytest.mark.parametrize(
+    ("module", "make", "draw"),
+    [(frozen_lake, frozen_lake.FrozenLake, frozen_lake.draw_map), (sokoban, sokoban.Sokoban, sokoban.draw_room)],
+    ids=["frozen_lake", "sokoban"],
+)
+def test_an_expert_reaches_the_goal_on_tasks_of_its_split_alone(module, make, draw, split):
+    world, others = make(), {"train", "dev", "test"} - {split}
+    tasks = {name: {tuple(draw(seed, name)) for seed in range(300)} for name in (split, *others)}
+    assert len(tasks[split]) > 100 and not any(tasks[split] & tasks[other] for other in others)
     for seed in range(30):
-        seen, info = lake.reset(seed=seed, options={"split": split})
-        assert (seen, info) == lake.reset(seed=seed, options={"split": split})
-        expert, done = lake.expert(info), False
-        for _ in range(frozen_lake.WORLD.max_turns):
+        seen, info = world.reset(seed=seed, options={"split": split})
+        assert (seen, info) == world.reset(seed=seed, options={"split": split})
+        assert set(seen.split()) < set(module.WORLD.vocabulary)
+        expert, done = world.expert(info), False
+        for _ in range(module.WORLD.max_turns):
             action = expert.act(seen, info["admissible_actions"])
             assert expert.thought.split()[0] in small.OPENINGS and expert.thought.endswith(action)
-            seen, reward, done, _, info = lake.step(action)
+            seen, reward, done, _, info = world.step(action)
             if done:
                 break
         assert done and reward == 1.0 and info["won"] is True
-    assert lake.reset(seed=1)[0].count("p") == 1 and lake.step("swim")[0] == lake.reset(seed=1)[0]
+    assert world.reset(seed=1)[0].count("p") == 1 and world.step("swim")[0] == world.reset(seed=1)[0]
+
+
+def test_a_box_is_pushed_never_pulled_and_stays_in_a_corner():
+    room = sokoban.Room(frozenset({(1, 2)}), target=(0, 2), player=(1, 0), box=(1, 1))
+    assert room.text() == "e e t e / p b w e / e e e e / e e e e"
+    assert room.after("right") == room, "a wall is behind the box"
+    assert room.after("left") == room, "there are walls around the room, too"
+    pushed = room.after("down").after("right").after("up")
+    assert pushed.text() == "e b t e / e p w e / e e e e / e e e e" and pushed.after("down").box == pushed.box
+    assert pushed.solution() == ["left", "up", "right"]
+    stuck = sokoban.Room(frozenset(), target=(2, 2), player=(0, 1), box=(0, 0))
+    assert stuck.solution() is None
+    world = sokoban.Sokoban()
+    _, info = world.reset(seed=0)
+    world._room = stuck
+    with pytest.raises(ExpertFailed):
+        world.expert(info).act("", ())
 
 
 def test_the_bold_arm_of_the_bandit_pays_more_and_wins_whatever_it_pays():
@@ -620,9 +643,20 @@ def test_wrong_words_are_refused(words, message, capsys):
     assert message in str(refused.value) + capsys.readouterr().err
 
 
-def test_too_many_threads_are_refused_with_the_fix():
+def test_a_host_that_is_too_small_for_the_missing_runs_is_told(tmp_path, monkeypatch, capsys):
+    lake, games = (plan.Job(world, "unstable", "none", 0) for world in ("frozen_lake", "textworld_express_card"))
     with pytest.raises(SystemExit, match="sysctl -w kernel"):
-        command.check_threads(10**4, 600)
+        command.check_host([lake] * 10**4, 10**4)
+    command.check_host([], 2)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       65536000 kB\nMemAvailable:   24414063 kB\n")
+    assert command.available_memory(meminfo) == 25 and command.available_memory(tmp_path / "none") == sys.maxsize
+    monkeypatch.setattr(command, "available_memory", lambda: 25)
+    command.check_host([lake, lake, games], 2)  # 20 + 3
+    command.check_host([lake] * 8, 8)
+    assert not capsys.readouterr().out
+    command.check_host([lake, games, games], 2)
+    assert "needs about 40 GB of memory, and 25 are available" in capsys.readouterr().out
 
 
 def test_a_predictor_is_held_against_the_change_that_follows_it():
