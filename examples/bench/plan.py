@@ -187,12 +187,12 @@ WORLDS = {
         metric="val-core/sokoban/{split}/acc/mean@1",
         episodes=320,
         held=0.5,
-        text="Sokoban as text, in the manner of RAGEN's: one box in a new 4 x 4 room with two walls, solved in 3 to 8 moves at the "
+        text="Sokoban as text, in the manner of RAGEN's: one box in a new 4 x 4 room with two walls, solved in 2 to 5 moves at the "
         "shortest, up to 10 moves; a box in a corner stays there. All else as in the frozen lake. Held out: rooms that no training "
         "episode has.",
         validations=1,
         regimes={
-            **_rates(60, "3e-4", "1e-3", "3e-3"),
+            **_rates(60, "1e-4", "3e-4", "1e-3"),
         },
     ),
     "frozen_lake_card": World(

@@ -18,7 +18,7 @@ from verl_entropy.data.experts import ExpertFailed
 
 SIZE, WALLS = 4, 2
 """Side, and walls inside the room; there are walls around it, too, which the text leaves out."""
-SHORTEST, LONGEST = 3, 8
+SHORTEST, LONGEST = 2, 5
 """Moves of a shortest solution."""
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 Cell = tuple[int, int]

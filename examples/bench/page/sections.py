@@ -25,9 +25,8 @@ def told_beside(words: str, head: str, rows: Sequence[str]) -> list[str]:
 
 
 def ends(cells: dict[str, Cell]) -> list[str]:
-    """A row a run, where GRPO lost half in most seeds: how it went down, or did not."""
-    base = [run["outcome"]["lost_half"] for run in cells.get(BASE, {}).values()]
-    if sum(base) <= len(base) / 2:
+    """A row a run, where one of GRPO's collapsed, erupted or lost half: how it went down, or did not."""
+    if not any(lost(run) for run in cells.get(BASE, {}).values()):
         return []
     counts = [f"{METHODS[m].title} {sum(bool(lost(run)) for run in cell.values())} of {len(cell)}" for m, cell in cells.items()]
     lines = [
