@@ -19,6 +19,7 @@ CURVES = {
     "entropy": ("actor/entropy",),
     "entropy_correct": ("verl_entropy/entropy_of/correct",),
     "entropy_wrong": ("verl_entropy/entropy_of/wrong",),
+    "entropy_valid": ("verl_entropy/entropy_of/valid",),
     "valid_actions": ("verl_entropy/valid_action_ratio",),
     # The last two: logs from before steer and aepo had the first.
     "kl_old": ("actor/ppo_kl", "verl_entropy/steer/ppo_kl", "verl_entropy/aepo/ppo_kl"),

@@ -304,6 +304,17 @@ def test_a_regime_in_which_grpo_loses_shows_every_run(tmp_path):
     assert sections.ends({"none": cells["seal"], "seal": cells["none"]}) == []
 
 
+def test_an_eruption_says_in_which_trajectories_it_was():
+    """The highest five steps are 16 to 20; of correct trajectories there were none then, and of valid ones nothing was recorded."""
+    entropy = [0.2] * 10 + [0.3] * 5 + [0.9] * 5 + [0.3] * 10
+    kinds = {"entropy": entropy, "entropy_wrong": [2 * v for v in entropy], "entropy_correct": [0.1] * 12 + [None] * 18}
+    calm = {"seed": 0, "curves": {"entropy": [0.2] * 30}, "outcome": {"erupted": False}}
+    erupted = {"seed": 3, "curves": kinds, "outcome": {"erupted": True}}
+    lines = sections.eruptions({"none": {0: calm, 3: erupted}, "seal": {0: calm}})
+    assert lines[-2:] == ["| GRPO | 3 | 16 to 20 | 0.20 -> 0.90 | 0.40 -> 1.80 | 0.10 -> none |  |", ""] and len(lines) == 6
+    assert sections.eruptions({"none": {0: calm}}) == []
+
+
 @pytest.mark.parametrize("split", ("train", "dev", "test"))
 @pytest.mark.parametrize(
     ("module", "make", "draw"),

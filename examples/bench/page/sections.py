@@ -50,6 +50,38 @@ def ends(cells: dict[str, Cell]) -> list[str]:
     return [*lines, ""]
 
 
+KINDS = ("entropy", "entropy_wrong", "entropy_correct", "entropy_valid")
+"""Curves of entropy: of all trajectories, and of some of them."""
+
+
+def eruptions(cells: dict[str, Cell]) -> list[str]:
+    """A row a run that erupted: in which trajectories entropy was when it was highest."""
+    rows = []
+    for method, cell in cells.items():
+        for run in (run for run in cell.values() if run["outcome"]["erupted"]):
+            means = running(known(run, "entropy"), ENDS // 2)
+            at = means.index(max(means))
+            rows.append(
+                f"| {METHODS[method].title} | {run['seed']} | {at + 1} to {at + ENDS // 2} | "
+                + " | ".join(_rise(run["curves"].get(kind, ()), at) for kind in KINDS)
+                + " |"
+            )
+    return told_beside(
+        f"Eruptions: mean entropy of the first {ENDS} steps -> of the {ENDS // 2} in which that of all was highest, of trajectories that "
+        "failed, that succeeded, and whose every turn was valid (none: there were none; empty: not recorded).",
+        "| method | seed | steps | of all | of wrong ones | of correct ones | of valid ones |",
+        rows,
+    )
+
+
+def _rise(curve: Sequence[float | None], at: int) -> str:
+    """Of one kind of trajectories: the start's mean -> that of the steps from ``at`` on."""
+    if not curve:
+        return ""
+    parts = ([v for v in part if v is not None] for part in (curve[:ENDS], curve[at : at + ENDS // 2]))
+    return " -> ".join(f"{fmean(part):.2f}" if part else "none" for part in parts)
+
+
 def spent(run: Run, level: float) -> float | None:
     """Response tokens generated until the success of ten steps first reached ``level``; None: never, or not recorded."""
     success, generated = known(run, "success"), known(run, "generated_tokens")

@@ -11,7 +11,7 @@ import numpy as np
 from bench.outcome import COLLAPSED, ENDS, ERUPTED
 from bench.page.cells import load
 from bench.page.figure import draw
-from bench.page.sections import ends, holding, sampled, starting, tokens, told_of_causes
+from bench.page.sections import ends, eruptions, holding, sampled, starting, tokens, told_of_causes
 from bench.page.sources import AGAIN, CUT, cut, origin, reruns, seeds_run, tuning
 from bench.page.tables import JUDGED, table, verdicts
 from bench.plan import BASE, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
@@ -65,6 +65,7 @@ def render(results: Path) -> str:
             *sampled(cells),
             *holding(cells),
             *ends(cells),
+            *eruptions(cells),
             *told_of_causes(cells),
             *reading(results, f"{world}-{regime}"),
         ]
