@@ -663,8 +663,8 @@ def test_a_host_that_is_too_small_for_the_missing_runs_is_told(tmp_path, monkeyp
     meminfo.write_text("MemTotal:       65536000 kB\nMemAvailable:   24414063 kB\n")
     assert command.available_memory(meminfo) == 25 and command.available_memory(tmp_path / "none") == sys.maxsize
     monkeypatch.setattr(command, "available_memory", lambda: 25)
-    command.check_host([lake, lake, games], 2)  # 20 + 3
-    command.check_host([lake] * 8, 8)
+    command.check_host([lake, lake, games], 2)  # 20 + 4
+    command.check_host([lake] * 6, 8)
     assert not capsys.readouterr().out
     command.check_host([lake, games, games], 2)
     assert "needs about 40 GB of memory, and 25 are available" in capsys.readouterr().out
