@@ -536,6 +536,7 @@ PLANTED = {
     "not finite": ({"verl_entropy__entropy": lambda s: 0.4 if s <= 30 else float("nan")}, {}, "clip_grad", ""),
     "never did anything": ({"verl_entropy__active": 0.0, "verl_entropy__entropy": 0.4}, {}, "doctor", ""),
     "success fell": ({"critic__score__mean": lambda s: 0.7 if s < 30 else 0.2, "verl_entropy__entropy": 0.4}, {}, "lr=", ""),
+    "success fell  ": ({"verl_entropy__success": lambda s: 0.8 if s < 54 else 0.0, "verl_entropy__entropy": 0.2}, {}, "lr=", ""),
     "low from the start": ({"verl_entropy__entropy": 0.03}, {}, "repo_r_bidirectional", ""),
     "valid actions instead": (HARMLESS, {}, "filter_groups.metric=acc", ""),
     "valid actions instead ": (HARMLESS, {"algorithm.filter_groups.enable": True}, "lr=", "filter_groups"),

@@ -336,8 +336,9 @@ def _step_change(run: Run) -> Advice | None:
 
 
 NAMES_OF_SUCCESS = (P + "success", "critic/score/mean", "critic/rewards/mean", "critic/rewards/max")
-FALLEN, LEAST_SUCCESS = 0.6, 0.1
-"""Success at the end over the best twenty steps, and the least best level at which a fall is called one."""
+FALLS, LEAST_SUCCESS = ((TAIL, TAIL, 0.6), (TAIL // 2, TAIL // 4, 0.25)), 0.1
+"""A fall: steps of the best level, steps at the end, and the most that success at the end may be of that level, where it lasted or where it
+is new and deep; and the least best level at which a fall is called one."""
 SWITCHED_OFF = 0.0
 HIGH_CLIP, HOT = 0.3, 1.3
 """Upper clip bound and sampling temperature from which a cause of rising entropy is named."""
@@ -435,20 +436,20 @@ def _inactive(run: Run) -> Advice | None:
 
 
 def _success_falls(run: Run) -> Advice | None:
-    values = run.series(NAMES_OF_SUCCESS)[1]
-    if len(values) < 2 * TAIL:
-        return None
-    mean = np.convolve(values, np.ones(TAIL) / TAIL, mode="valid")
-    best, end = int(mean.argmax()), float(mean[-1])
-    if mean[best] < LEAST_SUCCESS or end > FALLEN * mean[best]:
-        return None
-    steps = run.series(NAMES_OF_SUCCESS)[0]
-    return Advice(
-        "success fell",
-        f"{run.first_key(NAMES_OF_SUCCESS)}: {mean[best]:.3g} around step {steps[best + TAIL // 2]}, {end:.3g} at the end",
-        "Whatever entropy does, the policy got worse: take the checkpoint at the best level; a smaller step or a KL term keeps it.",
-        (_smaller_step(run), "actor_rollout_ref.actor.use_kl_loss=True"),
-    )
+    steps, values = run.series(NAMES_OF_SUCCESS)
+    for width, last, share in FALLS:
+        if len(values) < 2 * width:
+            continue
+        mean = np.convolve(values, np.ones(width) / width, mode="valid")
+        best, end = int(mean.argmax()), float(values[-last:].mean())
+        if mean[best] >= LEAST_SUCCESS and end <= share * mean[best]:
+            return Advice(
+                "success fell",
+                f"{run.first_key(NAMES_OF_SUCCESS)}: {mean[best]:.3g} around step {steps[best + width // 2]}, {end:.3g} at the end",
+                "Whatever entropy does, the policy got worse: take the checkpoint at the best level; a smaller step or a KL term keeps it.",
+                (_smaller_step(run), "actor_rollout_ref.actor.use_kl_loss=True"),
+            )
+    return None
 
 
 def _harmless(run: Run) -> Advice | None:
