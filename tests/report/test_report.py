@@ -598,6 +598,12 @@ def test_a_planted_run_gets_fitting_advice(tmp_path, name):
         assert has in item.methods[0] and "lower that first" in item.why
 
 
+def test_a_fall_says_where_it_was(tmp_path):
+    values = {"verl_entropy__success": lambda s: 0.8 if s < 54 else 0.0, "verl_entropy__entropy": 0.2}
+    (item,) = [i for i in advise(_written(tmp_path, **values)).items if i.symptom == "success fell"]
+    assert item.figure.endswith("half of that last in step 53, 0 at the end")
+
+
 def test_an_eruption_tells_who_erupted_and_offers_a_smaller_step_first(tmp_path):
     values = SYMPTOMS["erupts"][0] | {
         "verl_entropy__entropy_of__wrong": lambda s: 0.2 + 0.08 * max(s - 25, 0),

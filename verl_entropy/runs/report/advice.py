@@ -443,9 +443,11 @@ def _success_falls(run: Run) -> Advice | None:
         mean = np.convolve(values, np.ones(width) / width, mode="valid")
         best, end = int(mean.argmax()), float(values[-last:].mean())
         if mean[best] >= LEAST_SUCCESS and end <= share * mean[best]:
+            half = steps[np.flatnonzero(values >= mean[best] / 2)[-1]]
             return Advice(
                 "success fell",
-                f"{run.first_key(NAMES_OF_SUCCESS)}: {mean[best]:.3g} around step {steps[best + width // 2]}, {end:.3g} at the end",
+                f"{run.first_key(NAMES_OF_SUCCESS)}: {mean[best]:.3g} around step {steps[best + width // 2]}, half of that last in step "
+                f"{half}, {end:.3g} at the end",
                 "Whatever entropy does, the policy got worse: take the checkpoint at the best level; a smaller step or a KL term keeps it.",
                 (_smaller_step(run), "actor_rollout_ref.actor.use_kl_loss=True"),
             )
