@@ -99,7 +99,7 @@ def check_host(missing: list[Job], at_once: int) -> None:
     if (free := available_memory()) < memory:
         print(
             f"--jobs {at_once}: needs about {memory} GB of memory, and {free} are available. When they run out, Ray ends processes "
-            "of a run, which fails or waits for them for ever: lower --jobs.",
+            "of a run, which fails or is given up after half an hour: lower --jobs.",
             flush=True,
         )
 

@@ -37,6 +37,8 @@ CARD_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "
 BUSY = 3
 """Exit status: another process trains this run."""
 STARTS = 3
+STALLED = 1800.0
+"""Seconds without a new step after which a run is given up: where Ray ended one of its processes, verl waits for ever."""
 PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -92,12 +94,36 @@ def train(job: Job, run: Path, command: list[str], env: dict[str, str]) -> None:
     log = run / "log.txt"
     for _ in range(STARTS):
         with open(log, "w", encoding="utf-8") as file:
-            code = subprocess.run(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=run).returncode
-        if not (code and PORT_TAKEN.search(log.read_text(encoding="utf-8", errors="replace"))):
+            ended = followed(
+                subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=run), run / "metrics.jsonl"
+            )
+        if ended == "with 0":
+            return
+        if not PORT_TAKEN.search(log.read_text(encoding="utf-8", errors="replace")):
             break
-    if code:
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        raise RuntimeError(f"{job.label()} ended with {code}; its log is {log}:\n{tail}")
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    raise RuntimeError(f"{job.label()} ended {ended}; its log is {log}:\n{tail}")
+
+
+def followed(process: subprocess.Popen, metrics: Path) -> str:
+    """How the trainer ended: with its exit status, or given up after STALLED seconds in which it logged no step."""
+    last, size = time.monotonic(), -1
+    try:
+        while process.poll() is None:
+            time.sleep(0.5)
+            if (now := metrics.stat().st_size if metrics.is_file() else 0) != size:
+                last, size = time.monotonic(), now
+            if time.monotonic() - last > STALLED:
+                return f"without a new step for {STALLED:g} s"
+        return f"with {process.returncode}"
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def commit() -> str:

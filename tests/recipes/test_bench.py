@@ -615,6 +615,21 @@ def test_a_start_whose_port_was_taken_is_tried_again(tmp_path, says, starts):
     assert (tmp_path / "starts").read_text() == "x" * starts
 
 
+def test_a_run_that_makes_no_step_is_given_up_and_ended(tmp_path, monkeypatch):
+    """It logs three steps for longer than the limit in all, then waits for ever, as verl does for a process that Ray ended."""
+    monkeypatch.setattr(one, "STALLED", 3.0)
+    script = (
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\n"
+        "for _ in range(3): time.sleep(1.2); print('{}', file=open('metrics.jsonl', 'a'))\n"
+        "print('the third', flush=True); time.sleep(600)"
+    )
+    with pytest.raises(RuntimeError, match=r"ended without a new step for 3 s; its log is(.|\n)*the third"):
+        one.train(plan.Job("household", "healthy", "none", 100), tmp_path, [sys.executable, "-c", script], dict(os.environ))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch, capsys):
     asked, kept = [], plan.QUICKSTART.read_text(encoding="utf-8")
     monkeypatch.setattr(command, "run_all", lambda missing, args: asked.extend(missing) or 0)
