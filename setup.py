@@ -36,13 +36,12 @@ COLLECTIONS = {
     "textarena": ["textarena>=0.7.4"],
     "gymnasium": ["gymnasium>=1.0"],
 }
-BENCH = [*VERL_CPU, *REPORT, "tqdm", "scipy>=1.15", "gymnasium>=1.0"]
+BENCH = [*VERL_CPU, *REPORT, "psutil", "tqdm", "scipy>=1.15", "gymnasium>=1.0"]
 ENVS = sorted({requirement for extra in ENVIRONMENTS.values() for requirement in extra})
 TEST = [
     *VERL_CPU,
     *BENCH,
     *ENVS,
-    "psutil",
     "hypothesis",
     "ruff==0.17.*",
     "import-linter>=2",

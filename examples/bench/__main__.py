@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
+from heapq import nlargest
 from pathlib import Path
+
+import psutil
 
 from bench import one
 from bench.plan import METHODS, MODEL, RESULTS, ROOT, TUNING_SEEDS, WORLDS, Job, jobs
@@ -88,7 +90,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def check_host(missing: list[Job], at_once: int) -> None:
     """Raise SystemExit if the system does not allow the threads of ``at_once`` of these runs, and say so if memory may not do."""
     worlds, at_once = [WORLDS[job.world] for job in missing], min(at_once, len(missing))
-    threads, memory = (sum(sorted((getattr(w, need) for w in worlds), reverse=True)[:at_once]) for need in ("threads", "memory"))
+    threads, memory = (sum(nlargest(at_once, (getattr(w, need) for w in worlds))) for need in ("threads", "memory"))
     allowed = Path("/proc/sys/kernel/pid_max")
     limit = int(allowed.read_text()) if allowed.is_file() else sys.maxsize
     if threads > limit:
@@ -96,18 +98,12 @@ def check_host(missing: list[Job], at_once: int) -> None:
             f"--jobs {at_once}: needs about {threads} threads, and kernel.pid_max is {limit}. "
             "Run sysctl -w kernel.pid_max=4194304, or lower --jobs."
         )
-    if (free := available_memory()) < memory:
+    if (free := psutil.virtual_memory().available // 10**9) < memory:
         print(
             f"--jobs {at_once}: needs about {memory} GB of memory, and {free} are available. When they run out, Ray ends processes "
             "of a run, which fails or is given up after half an hour: lower --jobs.",
             flush=True,
         )
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """GB that processes can still take; very many where the system does not say."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.is_file() else "", re.MULTILINE)
-    return int(found[1]) * 1024 // 10**9 if found else sys.maxsize
 
 
 def run_all(missing: list[Job], args: argparse.Namespace) -> int:

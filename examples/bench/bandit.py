@@ -5,10 +5,9 @@ episode. The names of the arms say which is which."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
-from bench.small import Small, thought
+from bench.small import Expert, Small
 from verl_entropy.data.expert_turns import Noise
 
 SAFE = ("phoenix", "turtle", "teacher", "clerk", "oak", "stone", "brick", "harbour")
@@ -25,7 +24,7 @@ class Bandit:
 
     def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Two arms in a drawn order."""
-        self._words = rng = random.Random(f"{(options or {}).get('split', 'train')}/{seed}")
+        self.words = rng = random.Random(f"{(options or {}).get('split', 'train')}/{seed}")
         self.safe, self.bold = rng.choice(SAFE), rng.choice(BOLD)
         self._arms = tuple(rng.sample([self.safe, self.bold], 2))
         self._lucky = rng.random() < CHANCE
@@ -41,26 +40,14 @@ class Bandit:
 
     def expert(self, info: Any) -> Expert:
         """Pulls either arm, the safe one more often: the warm start knows the form, and the wrong answer."""
-        return Expert(self)
+        return Expert(self, VERBS)
+
+    def way(self) -> str:
+        """An arm."""
+        return self.safe if self.words.random() < 0.6 else self.bold
 
     def _info(self, won: bool) -> dict[str, Any]:
         return {"admissible_actions": self._arms, "won": won, "task": "choose one", "task_type": "bandit"}
-
-
-class Expert:
-    """One episode's expert."""
-
-    thought = ""
-
-    def __init__(self, bandit: Bandit) -> None:
-        self._bandit = bandit
-
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """An arm."""
-        rng = self._bandit._words
-        action = self._bandit.safe if rng.random() < 0.6 else self._bandit.bold
-        self.thought = thought(rng, action, VERBS)
-        return action
 
 
 WORLD = Small(
@@ -72,10 +59,8 @@ WORLD = Small(
     max_response=16,
     held_out=640,
     noise=Noise(0.0, 0.1),
-    episodes=3000,
     warm_steps=200,
     prompts=16,
     rollouts=16,
-    train_steps=400,
 )
 prepare, words = WORLD.prepare, WORLD.words

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from bench.small import VERBS, Expert, Small, draw
+from bench.small import VERBS, Expert, Small, draw, shortest
 from verl_entropy.data.expert_turns import Noise
 
 SIZE, FROZEN = 4, 0.75
@@ -60,19 +59,15 @@ class FrozenLake:
 
     def way(self) -> str:
         """The first move of a shortest way to the goal."""
-        first: dict[int, str] = {self._cell: ""}
-        queue = deque([self._cell])
-        while queue:
-            cell = queue.popleft()
-            for number, move in enumerate(MOVES):
-                ((_, there, _, _),) = self._lake.P[cell][number]
-                kind = self._rows[there // SIZE][there % SIZE]
-                if there not in first and kind != "H":
-                    first[there] = first[cell] or move
-                    if kind == "G":
-                        return first[there]
-                    queue.append(there)
-        return MOVES[0]
+        return (shortest(self._cell, MOVES, self._after, lambda cell: self._kind(cell) == "G") or MOVES)[0]
+
+    def _after(self, cell: int, move: str) -> int:
+        """Where a move leads; one into a hole counts as none."""
+        ((_, there, _, _),) = self._lake.P[cell][MOVES.index(move)]
+        return cell if self._kind(there) == "H" else there
+
+    def _kind(self, cell: int) -> str:
+        return self._rows[cell // SIZE][cell % SIZE]
 
 
 WORLD = Small(
@@ -84,10 +79,5 @@ WORLD = Small(
     max_response=16,
     held_out=320,
     noise=Noise(0.4, 0.1),
-    episodes=3000,
-    warm_steps=400,
-    prompts=8,
-    rollouts=8,
-    train_steps=400,
 )
 prepare, words = WORLD.prepare, WORLD.words

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -51,13 +52,28 @@ def thought(rng: random.Random, action: str, verbs: Sequence[str] = VERBS) -> st
     return f"{rng.choice(OPENINGS)} {rng.choice(verbs)} {action}"
 
 
+def shortest(start: T, moves: Iterable[str], after: Callable[[T, str], T], won: Callable[[T], bool]) -> list[str] | None:
+    """The moves of a shortest way from ``start`` to a state that is won; None if there is none."""
+    ways: dict[T, list[str]] = {start: []}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        if won(state):
+            return ways[state]
+        for move in moves:
+            if (there := after(state, move)) not in ways:
+                ways[there] = [*ways[state], move]
+                queue.append(there)
+    return None
+
+
 class Guided(Protocol):
-    """A world that knows a way."""
+    """A world that knows what to do."""
 
     words: random.Random
 
     def way(self) -> str:
-        """The next move on a shortest way from where it is."""
+        """The next action from where it is."""
 
 
 class Expert:
@@ -65,13 +81,13 @@ class Expert:
 
     thought = ""
 
-    def __init__(self, world: Guided) -> None:
-        self._world = world
+    def __init__(self, world: Guided, verbs: Sequence[str] = VERBS) -> None:
+        self._world, self._verbs = world, verbs
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next move."""
+        """The next action."""
         action = self._world.way()
-        self.thought = thought(self._world.words, action)
+        self.thought = thought(self._world.words, action, self._verbs)
         return action
 
 
@@ -88,12 +104,12 @@ class Small:
     held_out: int
     """Episodes of each of the splits dev and test."""
     noise: Noise
-    episodes: int
+    episodes: int = 3000
     """The expert's, for the warm start."""
-    warm_steps: int
-    prompts: int
-    rollouts: int
-    train_steps: int
+    warm_steps: int = 400
+    prompts: int = 8
+    rollouts: int = 8
+    train_steps: int = 400
     """Steps for which there are training tasks."""
 
     def agent(self) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections import deque
 from typing import Any, NamedTuple
 
-from bench.small import VERBS, Expert, Small, draw
+from bench.small import VERBS, Expert, Small, draw, shortest
 from verl_entropy.data.expert_turns import Noise
 from verl_entropy.data.experts import ExpertFailed
 
@@ -52,17 +51,7 @@ class Room(NamedTuple):
 
     def solution(self) -> list[str] | None:
         """A shortest one; None if there is none."""
-        ways: dict[Room, list[str]] = {self: []}
-        queue = deque([self])
-        while queue:
-            room = queue.popleft()
-            if room.box == room.target:
-                return ways[room]
-            for move in MOVES:
-                if (there := room.after(move)) not in ways:
-                    ways[there] = [*ways[room], move]
-                    queue.append(there)
-        return None
+        return shortest(self, MOVES, Room.after, lambda room: room.box == room.target)
 
 
 @functools.lru_cache(maxsize=1024)  # the rollouts of a group share it
@@ -125,10 +114,5 @@ WORLD = Small(
     max_response=16,
     held_out=320,
     noise=Noise(0.3, 0.1),
-    episodes=3000,
-    warm_steps=400,
-    prompts=8,
-    rollouts=8,
-    train_steps=400,
 )
 prepare, words = WORLD.prepare, WORLD.words

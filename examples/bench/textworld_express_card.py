@@ -95,8 +95,5 @@ WORLD = Games(
     noise=Noise(0.3, 0.1),
     episodes=1500,
     warm_steps=150,
-    prompts=8,
-    rollouts=8,
-    train_steps=400,
 )
 prepare, words = partial(card.prepare, WORLD), partial(card.words, WORLD)

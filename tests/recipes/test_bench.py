@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("scipy")
@@ -674,10 +675,10 @@ def test_a_host_that_is_too_small_for_the_missing_runs_is_told(tmp_path, monkeyp
     with pytest.raises(SystemExit, match="sysctl -w kernel"):
         command.check_host([lake] * 10**4, 10**4)
     command.check_host([], 2)
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       65536000 kB\nMemAvailable:   24414063 kB\n")
-    assert command.available_memory(meminfo) == 25 and command.available_memory(tmp_path / "none") == sys.maxsize
-    monkeypatch.setattr(command, "available_memory", lambda: 25)
+    memory = "MemTotal: 65536000 kB\nMemFree: 1000 kB\nBuffers: 0 kB\nCached: 0 kB\nShmem: 0 kB\nActive: 0 kB\nInactive: 0 kB\n"
+    (tmp_path / "meminfo").write_text(memory + "MemAvailable: 24414063 kB\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert psutil.virtual_memory().available // 10**9 == 25
     command.check_host([lake, lake, games], 2)  # 20 + 4
     command.check_host([lake] * 6, 8)
     assert not capsys.readouterr().out
