@@ -503,6 +503,23 @@ def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
     assert list(shared(cells["none"], cells["aem"])) == [0, 1, 2]
 
 
+def test_a_combination_is_held_against_its_parts_over_the_seeds_of_both(tmp_path):
+    for seed in range(5):
+        stored(tmp_path, "none", seed, 0.5, 0.5)
+        stored(tmp_path, "gigpo-aem-seal", seed, 0.6 + 0.01 * seed, 0.7)
+        if seed:
+            stored(tmp_path, "gigpo", seed, 0.57 + 0.01 * seed, 0.7)
+        if seed > 2:
+            stored(tmp_path, "seal", seed, 0.5, 0.5)
+    cells = load(tmp_path)["household", "healthy"]
+    assert tables.parts(cells) == [("gigpo-aem-seal", "gigpo", [1, 2, 3, 4])], "two seeds are too few, and GRPO is no part"
+    title, part = (plan.METHODS[m].title for m in ("gigpo-aem-seal", "gigpo"))
+    gains = "+0.030 (+0.030 to +0.030) | +0.000 (+0.000 to +0.000)"
+    assert f"| {title} | {part} | 4 | {gains} |" in tables.beside_parts(cells)
+    assert tables.beside_parts({m: cells[m] for m in ("none", "seal")}) == []
+    assert f"- {2 * 3 + 3 + 2} intervals at 95 %" in write.render(tmp_path)
+
+
 def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
     results = tmp_path / "results"
     stored(results, "none", 0, 0.5, 0.6)
@@ -512,7 +529,12 @@ def test_a_cut_run_is_told_and_counts_nowhere(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12, "cut": "the power failed", "settings": given}))
     text = write.render(results)
     assert "| GRPO | 1 |" in text and "Because the power failed:" in text
-    assert "- household, GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086." in text
+    told = "- household, GRPO, learning rate 1e-4, seed 1, 12 of 30 steps: success 0.25 -> 0.25, entropy 0.154 -> 0.086"
+    assert told + "." in text
+    run = json.loads(path.read_text())
+    run["curves"]["entropy_wrong"] = [0.2] * 20 + [None] + [0.9] * 9
+    path.write_text(json.dumps(run))
+    assert told + ", of wrong trajectories 0.200 -> 0.900." in write.render(results)
     path.unlink()
     assert "Cut runs" not in write.render(results)
 

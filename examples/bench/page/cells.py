@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +55,8 @@ def gained(run: Run, base: Run | None) -> str:
 def ruled(head: str) -> list[str]:
     """The head of a table, with the line under it."""
     return [head, "|" + "---|" * (head.count("|") - 1)]
+
+
+def told_beside(words: str, head: str, rows: Sequence[str]) -> list[str]:
+    """A table under its words; nothing where it has no rows."""
+    return [words, "", *ruled(head), *rows, ""] if rows else []

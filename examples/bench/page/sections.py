@@ -8,7 +8,7 @@ from statistics import fmean
 
 from bench.claims import PREDICTORS, WINDOWS
 from bench.outcome import ENDS, lost, running
-from bench.page.cells import LEAST_RUNS, Cell, Run, gained, known, ruled, score
+from bench.page.cells import LEAST_RUNS, Cell, Run, gained, known, ruled, score, told_beside
 from bench.plan import BASE, METHODS
 from bench.statistics import difference
 
@@ -17,11 +17,6 @@ REACHED = 0.9
 """Of GRPO's best success: where tokens are compared."""
 SETTLING, NEAR, AROUND = 20, 0.1, 4
 """Steps that a target may take, how near to it counts, and steps on either side that a step is compared with."""
-
-
-def told_beside(words: str, head: str, rows: Sequence[str]) -> list[str]:
-    """A table under its words; nothing where it has no rows."""
-    return [words, "", *ruled(head), *rows, ""] if rows else []
 
 
 def ends(cells: dict[str, Cell]) -> list[str]:

@@ -17,6 +17,8 @@ AGAIN = "again"
 """Folder beside the results of runs that were made a second time."""
 CUT = "cut"
 """Folder beside the results of runs that did not reach their last step."""
+CUT_CURVES = (("success", "success", ".2f"), ("entropy", "entropy", ".3f"), ("of wrong trajectories", "entropy_wrong", ".3f"))
+"""What is told of a cut run: in words, the curve, how a number is written."""
 RATE = "actor_rollout_ref.actor.optim.lr"
 
 
@@ -93,8 +95,8 @@ def cut(folder: Path) -> list[str]:
         for run in (run for run in runs if run["cut"] == why):
             moved = [
                 f"{name} {fmean(values[: ENDS // 2]):{form}} -> {fmean(values[-(ENDS // 2) :]):{form}}"
-                for name, form in (("success", ".2f"), ("entropy", ".3f"))
-                if (values := known(run, name))
+                for name, curve, form in CUT_CURVES
+                if (values := known(run, curve))
             ]
             rate, planned = (run["settings"][key] for key in (RATE, "trainer.total_training_steps"))
             lines.append(

@@ -8,13 +8,15 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.outcome import halved
-from bench.page.cells import LEAST_RUNS, Cell, load, ruled, score, shared
+from bench.page.cells import LEAST_RUNS, Cell, load, ruled, score, shared, told_beside
 from bench.plan import BASE, METHODS, RESULTS, WORLDS
 from bench.statistics import LEAST_SEEDS, Estimate, difference, improvement, interquartile_mean
 
 FLAGS = ("collapsed", "erupted", "lost_half")
 JUDGED = {"auc": "area under the curve", "held_out_final": "final held-out success", "entropy_final": "entropy at the end"}
 """What methods are told apart by."""
+COMPARED = {name: JUDGED[name] for name in ("auc", "held_out_final")}
+"""By what a combination is compared with its parts."""
 
 
 def versus(cell: Cell, base: Cell, name: str) -> Estimate | None:
@@ -84,6 +86,33 @@ def short_table(results: Path = RESULTS) -> list[str]:
         ]
         lines.append(f"| {spec.title} | {' | '.join(columns)} |")
     return lines
+
+
+def words(method: str) -> set[str]:
+    """What a method adds to plain GRPO."""
+    return {*METHODS[method].presets, *METHODS[method].overrides}
+
+
+def parts(cells: dict[str, Cell]) -> list[tuple[str, str, list[int]]]:
+    """Each method beside a part of it that was run, too, and the seeds that both have, where they are enough for an interval."""
+    pairs = (
+        (m, part, [s for s in cells[m] if s in cells[part]]) for m in cells for part in cells if set() < words(part) < words(m)
+    )
+    return [(m, part, seeds) for m, part, seeds in pairs if len(seeds) >= LEAST_SEEDS]
+
+
+def beside_parts(cells: dict[str, Cell]) -> list[str]:
+    """What a combination has over a part of it: which of its methods a gain over GRPO comes from."""
+    rows = []
+    for method, part, seeds in parts(cells):
+        gains = (versus(cells[method], cells[part], name) for name in COMPARED)
+        columns = " | ".join(gain.text(sign=True) for gain in gains if gain)
+        rows.append(f"| {METHODS[method].title} | {METHODS[part].title} | {len(seeds)} | {columns} |")
+    return told_beside(
+        "What a method has over a part of it, paired over the seeds of both:",
+        f"| method | its part | seeds | {' | '.join(COMPARED.values())} |",
+        rows,
+    )
 
 
 def verdicts(cells: dict[str, Cell]) -> list[str]:

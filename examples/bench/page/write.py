@@ -13,7 +13,7 @@ from bench.page.cells import load
 from bench.page.figure import draw
 from bench.page.sections import ends, eruptions, holding, sampled, starting, tokens, told_of_causes
 from bench.page.sources import AGAIN, CUT, cut, origin, reruns, seeds_run, tuning
-from bench.page.tables import JUDGED, table, verdicts
+from bench.page.tables import COMPARED, JUDGED, beside_parts, parts, table, verdicts
 from bench.plan import BASE, QUICKSTART, RESULTS, TUNING_SEEDS, WORLDS
 from bench.statistics import LEAST_SEEDS
 
@@ -59,6 +59,7 @@ def render(results: Path) -> str:
             "",
             *verdicts(cells),
             "",
+            *beside_parts(cells),
             f"![success and entropy]({world}-{regime}.png)",
             "",
             *tokens(cells),
@@ -74,7 +75,7 @@ def render(results: Path) -> str:
     sizes = [
         f"{w.title} {len(w.splits)} x {w.episodes}, {0.5 / (len(w.splits) * w.episodes) ** 0.5:.3f}" for w in WORLDS.values()
     ]
-    intervals = sum(len(cells) - 1 for cells in found.values()) * len(JUDGED)
+    intervals = sum((len(cells) - 1) * len(JUDGED) + len(parts(cells)) * len(COMPARED) for cells in found.values())
     lines += [
         "## How to read it",
         "",
