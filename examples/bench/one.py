@@ -177,6 +177,17 @@ def write(path: Path, result: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def weight_norm(words: list[str]) -> float:
+    """Of the policy that a run begins with: a warm start of one seed is another policy on some processors, and the page pairs none of these."""
+    from safetensors import safe_open
+
+    folder, total = Path(dict(word.split("=", 1) for word in words)["actor_rollout_ref.model.path"]), 0.0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            total += sum(file.get_tensor(name).double().square().sum().item() for name in file.keys())
+    return total**0.5
+
+
 def settings(words: list[str], work: Path) -> dict[str, str]:
     """What the run was given, the last word of each key, without what names this machine's folders."""
     pairs = (word.lstrip("+").split("=", 1) for word in words)
@@ -214,6 +225,7 @@ def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose:
                 "seconds": round(seconds, 1),
                 "step_seconds": step_seconds(logged),
                 "commit": commit(),
+                "weight_norm": weight_norm(overrides),
                 "versions": {name: metadata.version(name) for name in (*PACKAGES, *(("vllm",) if world.card else ()))},
                 "machine": machine(at_once, world.card),
                 "ended": time.strftime("%Y-%m-%d", time.gmtime()),

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 pytest.importorskip("scipy")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,11 +72,11 @@ def stored(folder, method, seed, auc, final, regime="healthy"):
 
 def test_tokens_that_branching_saved_are_counted_over_the_run():
     steps = logged([0.4] * 30, [0.2] * 30, {0: (0.1, 0.1), 30: (0.1, 0.1)})
-    plain = {"curves": outcome.curves(steps), "outcome": {"auc": 0.3}}
+    plain = {"curves": outcome.curves(steps), "outcome": {"auc": 0.3}, "machine": one.machine(1)}
     for step, values in steps.items():
         if step:
             values |= {"verl_entropy/rollout/generated_tokens": 3000.0, "verl_entropy/rollout/reused_tokens": 1000.0}
-    branched = {"curves": outcome.curves(steps), "outcome": {"auc": 0.35}}
+    branched = {"curves": outcome.curves(steps), "outcome": {"auc": 0.35}, "machine": one.machine(1)}
     lines = sections.tokens({"none": {0: plain}, "arpo": {0: branched, 1: branched}})
     title = plan.METHODS["arpo"].title
     assert f"| {title} | 0 | 120 | 90 | 25% | +0.050 |  |" in lines and f"| {title} | 1 | 120 | 90 | 25% |  |  |" in lines
@@ -501,6 +502,45 @@ def test_a_method_of_fewer_seeds_is_held_against_grpo_s_runs_of_these(tmp_path):
     cells = load(tmp_path)["household", "healthy"]
     assert "| 1.00 (1.00 to 1.00) |" in tables.row("aem", cells["aem"], cells["none"])
     assert list(shared(cells["none"], cells["aem"])) == [0, 1, 2]
+
+
+def test_runs_whose_warm_start_is_another_policy_are_not_paired(tmp_path):
+    for seed in range(5):
+        stored(tmp_path, "none", seed, 0.5, 0.5)
+        stored(tmp_path, "gigpo", seed, 0.6, 0.6)
+    cells = load(tmp_path)["household", "healthy"]
+    base, cell = cells["none"], cells["gigpo"]
+    assert list(shared(base, cell)) == [0, 1, 2, 3, 4], "runs of older commits have no norm"
+    cell[0]["weight_norm"] = 27.5
+    assert 0 in shared(base, cell), "one has a norm: the same make of processor"
+    base[0]["machine"] = base[0]["machine"] | {"processor": "another make"}
+    assert list(shared(base, cell)) == [1, 2, 3, 4]
+    base[0]["weight_norm"], base[1]["weight_norm"], cell[1]["weight_norm"] = 27.5 * (1 + 1e-9), 27.5, 27.6
+    assert list(shared(base, cell)) == [0, 2, 3, 4], "two norms: these alone count, up to rounding"
+    assert tables.versus(cell, base, "auc").text(sign=True) == "+0.100 (+0.100 to +0.100)"
+    assert sources.unpaired({("household", "healthy"): cells})[0].endswith(": household, healthy, GiGPO: 1.")
+    assert sources.unpaired({("household", "healthy"): {"none": base}}) == []
+    assert "| 1 | 0.50" not in tables.row("gigpo", {1: cell[1]}, base) and tables.parts({"none": base, "gigpo": cell}) == []
+
+
+def test_committed_pairs_on_a_cpu_begin_with_the_same_success():
+    """Held-out success before training is sampled anew in each run; of one policy it differed by .02 at most."""
+    for (world, regime), cells in load(plan.RESULTS).items():
+        for method, cell in cells.items():
+            if not plan.WORLDS[world].card:
+                for seed, base in shared(cells.get("none", {}), cell).items():
+                    first = [run["outcome"]["held_out_first"] for run in (base, cell[seed])]
+                    assert abs(first[0] - first[1]) <= 0.025, f"{world}, {regime}, {method}, seed {seed}: {first}"
+
+
+def test_the_norm_of_the_first_policy_is_that_of_all_its_files(tmp_path):
+    from safetensors.torch import save_file
+
+    words = [f"actor_rollout_ref.model.path={tmp_path}", "+entropy=[gigpo]"]
+    assert one.weight_norm(words) == 0
+    save_file({"a": torch.tensor([3.0]), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}, tmp_path / "model-1.safetensors")
+    save_file({"c": torch.tensor([[-4.0]])}, tmp_path / "model-2.safetensors")
+    assert one.weight_norm(words) == pytest.approx(5)
 
 
 def test_a_combination_is_held_against_its_parts_over_the_seeds_of_both(tmp_path):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from bench.plan import METHODS, TUNING_SEEDS, WORLDS
 
 LEAST_RUNS = 5
 """Runs without which nothing is said of causes, and no method is named in the project's README."""
+ROUNDING = 1e-6
+"""Relative difference of two norms of weights that sums of another order may make."""
 Run = dict[str, Any]
 Cell = dict[int, Run]
 """Runs of a method in a world and regime, by seed."""
@@ -42,9 +45,18 @@ def known(run: Run, name: str) -> list[float]:
     return [v for v in run["curves"].get(name, ()) if v is not None]
 
 
+def same_start(run: Run, other: Run) -> bool:
+    """Whether runs of one seed begin with the same policy, by the norm of its weights: some processors round otherwise, and the warm start
+    ends elsewhere. Older runs have no norm; they agree among themselves (tests/recipes), and with those on the same make of processor."""
+    norms = [r["weight_norm"] for r in (run, other) if "weight_norm" in r]
+    if len(norms) == 1:
+        return run["machine"]["processor"] == other["machine"]["processor"]
+    return not norms or math.isclose(*norms, rel_tol=ROUNDING)
+
+
 def shared(base: Cell, cell: Cell) -> Cell:
-    """The base's runs of the seeds that the method has: seeds differ more than methods."""
-    return {seed: run for seed, run in base.items() if seed in cell}
+    """The base's runs that begin as the method's run of the same seed: seeds differ more than methods."""
+    return {seed: run for seed, run in base.items() if seed in cell and same_start(run, cell[seed])}
 
 
 def gained(run: Run, base: Run | None) -> str:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from bench.claims import PREDICTORS, WINDOWS
 from bench.outcome import ENDS, lost, running
-from bench.page.cells import LEAST_RUNS, Cell, Run, gained, known, ruled, score, told_beside
+from bench.page.cells import LEAST_RUNS, Cell, Run, gained, known, ruled, score, shared, told_beside
 from bench.plan import BASE, METHODS
 from bench.statistics import difference
 
@@ -101,8 +101,8 @@ def saved_until(run: Run, base: Run | None) -> str:
 def tokens(cells: dict[str, Cell]) -> list[str]:
     """A row a run whose leaves share turns: what sampling each leaf from its start would have generated, and what was generated."""
     lines = []
-    base = cells.get(BASE, {})
     for method, cell in cells.items():
+        base = shared(cells.get(BASE, {}), cell)
         for seed, run in cell.items():
             generated, reused = (sum(known(run, f"{name}_tokens")) for name in ("generated", "reused"))
             if reused:
@@ -150,7 +150,7 @@ def holding(cells: dict[str, Cell]) -> list[str]:
     targets = {seed: target for _, seed, _, target in held}
     plain = [(BASE, seed, run, targets[seed]) for seed, run in base.items() if seed in targets]
     lines = [
-        held_row(method, seed, run, target, base.get(seed))
+        held_row(method, seed, run, target, shared(base, {seed: run}).get(seed))
         for method, seed, run, target in [*plain, *held]
         if len(known(run, "entropy")) > SETTLING
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.outcome import ENDS
-from bench.page.cells import Cell, Run, known, load, ruled, score, stored
+from bench.page.cells import Cell, Run, known, load, ruled, score, shared, stored
 from bench.plan import BASE, METHODS, WORLDS
 from bench.statistics import interquartile_mean
 
@@ -82,6 +82,19 @@ def apart(run: Run) -> tuple[str, str]:
     means = [[fmean(column) for column in zip(*pairs[i : i + width], strict=True)] for i in range(len(pairs) - width + 1)]
     (wrong, correct), (high, then) = means[0], max(means)
     return f"{wrong:.2f} -> {high:.2f}", f"{correct:.2f} -> {then:.2f}"
+
+
+def unpaired(found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
+    """Runs that are compared with none of GRPO's, as the one of their seed began with another policy."""
+    lines = []
+    for (world, regime), cells in found.items():
+        base = cells.get(BASE, {})
+        for method, cell in cells.items():
+            if alone := [str(seed) for seed in cell if seed in base and seed not in shared(base, cell)]:
+                lines.append(f"{WORLDS[world].title}, {regime}, {METHODS[method].title}: {', '.join(alone)}")
+    if not lines:
+        return []
+    return [f"- Seeds whose warm start is not that of GRPO's, so that they are not paired: {'; '.join(lines)}."]
 
 
 def cut(folder: Path) -> list[str]:

@@ -20,8 +20,8 @@ COMPARED = {name: JUDGED[name] for name in ("auc", "held_out_final")}
 
 
 def versus(cell: Cell, base: Cell, name: str) -> Estimate | None:
-    """Paired difference to the base over the seeds that both have."""
-    seeds = [s for s in cell if s in base]
+    """Paired difference to the base over the seeds that both have and begin alike."""
+    seeds = list(shared(base, cell))
     if not seeds:
         return None
     return difference([score((cell[s] for s in seeds), name)], [score((base[s] for s in seeds), name)])
@@ -36,8 +36,8 @@ def row(method: str, cell: Cell, base: Cell) -> str:
     runs = list(cell.values())
     plain, filtered = method == BASE, METHODS[method].filtered
     gain = None if plain or filtered else versus(cell, base, "auc")
-    same = shared(base, cell)
-    better = None if plain or not same else improvement([score(runs, "held_out_final")], [score(same.values(), "held_out_final")])
+    ours, theirs = (score(some.values(), "held_out_final") for some in (shared(cell, base), shared(base, cell)))
+    better = None if plain or not ours else improvement([ours], [theirs])
     cells = [
         METHODS[method].title,
         str(len(runs)),
@@ -95,9 +95,7 @@ def words(method: str) -> set[str]:
 
 def parts(cells: dict[str, Cell]) -> list[tuple[str, str, list[int]]]:
     """Each method beside a part of it that was run, too, and the seeds that both have, where they are enough for an interval."""
-    pairs = (
-        (m, part, [s for s in cells[m] if s in cells[part]]) for m in cells for part in cells if set() < words(part) < words(m)
-    )
+    pairs = ((m, part, list(shared(cells[part], cells[m]))) for m in cells for part in cells if set() < words(part) < words(m))
     return [(m, part, seeds) for m, part, seeds in pairs if len(seeds) >= LEAST_SEEDS]
 
 
