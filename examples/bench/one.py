@@ -177,12 +177,17 @@ def write(path: Path, result: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def values(words: list[str]) -> dict[str, str]:
+    """The last word of each key."""
+    return dict(word.lstrip("+").split("=", 1) for word in words)
+
+
 def weight_norm(words: list[str]) -> float:
     """Of the policy that a run begins with: a warm start of one seed is another policy on some processors, and the page pairs none of these."""
     from safetensors import safe_open
 
-    folder, total = Path(dict(word.split("=", 1) for word in words)["actor_rollout_ref.model.path"]), 0.0
-    for path in sorted(folder.glob("*.safetensors")):
+    total = 0.0
+    for path in sorted(Path(values(words)["actor_rollout_ref.model.path"]).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             total += sum(file.get_tensor(name).double().square().sum().item() for name in file.keys())
     return total**0.5
@@ -190,8 +195,7 @@ def weight_norm(words: list[str]) -> float:
 
 def settings(words: list[str], work: Path) -> dict[str, str]:
     """What the run was given, the last word of each key, without what names this machine's folders."""
-    pairs = (word.lstrip("+").split("=", 1) for word in words)
-    return {key: value for key, value in pairs if str(work) not in value}
+    return values([word for word in words if str(work) not in word.split("=", 1)[1]])
 
 
 def run(job: Job, work: Path, results: Path, at_once: int, steps: int, diagnose: bool = False) -> None:

@@ -90,7 +90,8 @@ def unpaired(found: dict[tuple[str, str], dict[str, Cell]]) -> list[str]:
     for (world, regime), cells in found.items():
         base = cells.get(BASE, {})
         for method, cell in cells.items():
-            if alone := [str(seed) for seed in cell if seed in base and seed not in shared(base, cell)]:
+            same = shared(base, cell)
+            if alone := [str(seed) for seed in cell if seed in base and seed not in same]:
                 lines.append(f"{WORLDS[world].title}, {regime}, {METHODS[method].title}: {', '.join(alone)}")
     if not lines:
         return []
