@@ -6,15 +6,15 @@
 #   bash tests/run.sh --full     also the long runs (every preset through the trainer)
 #   bash tests/run.sh -- ARGS    pytest arguments, for example -- -k gigpo
 #
-# Two processes share the files of the tests between them (`-- -n 0`: one process). PYTHON chooses the interpreter (default python3),
-# VERL_ENTROPY_VENV the environment (default .venv-test).
+# Two processes share the files of the tests between them (`-- -n 0`: one process). `-- --cov=verl_entropy` counts the lines that the test
+# processes run (not Ray's workers) and more than doubles the time of tests that are Python alone. PYTHON chooses the interpreter (default
+# python3), VERL_ENTROPY_VENV the environment (default .venv-test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 selection=(-m "not full")
-coverage=(--cov=verl_entropy "--cov-report=term:skip-covered")  # of the test processes; workers of Ray are not counted
 case "${1:-}" in
-  --quick) selection=(-m "not real and not full and not slow"); coverage=(); shift ;;
+  --quick) selection=(-m "not real and not full and not slow"); shift ;;
   --full) selection=(); shift ;;
 esac
 [ "${1:-}" = "--" ] && shift
@@ -57,4 +57,4 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_O
 # From another folder: the installed package, not this checkout, is imported.
 tests=$PWD/tests
 cd "$(mktemp -d)"
-exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" -n 2 --dist loadfile "${selection[@]}" "${coverage[@]}" "$@"
+exec "$python" -m pytest -c "$tests/pytest.ini" --rootdir "$tests" "$tests" -n 2 --dist loadfile "${selection[@]}" "$@"
