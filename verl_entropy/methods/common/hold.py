@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 PULL, STEEPEST = 0.25, 0.15
 """Share of the distance in ln H to cover in a step, and at most so much (about 15 % of the entropy)."""
-DRIFT, DRIFT_BOUND, NOISE = 0.01, 0.1, 0.05
-"""Of ln H in a step: how far the drift wanders, how large it can be, and the standard error of a measured change."""
-EFFECT, WANDER, RANGE = 0.02, 0.15, 1000.0
+DRIFT, DRIFT_BOUND, NOISE, SURPRISE = 0.01, 0.1, 0.05, 3.0
+"""Of ln H in a step: how far the drift wanders, how large it can be, the standard error of a measured change, and the most standard errors by
+which a change may surprise."""
+EFFECT, WANDER, RANGE = 0.02, 0.3, 1000.0
 """First guess of what one unit of the coefficient does to ln H in a step, its relative change a step, and the factor it may be off."""
 LAG, GROWTH = 0.6, 0.7
 """Weight of the steps before in the push that a step feels (Adam's moments lag), and the most that a push may grow in a step, relatively."""
@@ -56,9 +57,11 @@ class EntropyHold:
 
     The drift a (what training does to entropy by itself) and the effect b > 0 are followed by a Kalman filter, whose measurement is the
     change of ln H since the last step. An update moves by means of the gradients before it, too, so a push is felt late; a filter that
-    expected it at once took the delay for a small effect and pushed ever harder, until one step destroyed the policy. There is no
-    integral that could wind up: where a bound holds the coefficient, the filter is told the coefficient that was used. Relative changes,
-    so that .05 nats and 1 nat are held alike.
+    expected it at once took the delay for a small effect and pushed ever harder, until one step destroyed the policy. Of a change that
+    surprises by more than three standard errors the filter believes three (Huber): where a step of training moved entropy by half, a filter
+    that laid it all to the push thought the push three times as strong, and left entropy too low for twenty steps. There is no integral
+    that could wind up: where a bound holds the coefficient, the filter is told the coefficient that was used. Relative changes, so that
+    .05 nats and 1 nat are held alike.
 
     Guard: while the running mean of success (weight .2 a step) is more than ``guard`` below its best, the push shrinks by .7 a step
     instead, so that the run returns to what it would be without it; None: no guard. Where success stays lost although the push is gone,
@@ -127,7 +130,8 @@ class EntropyHold:
         self.var_effect += (WANDER * self.effect) ** 2
         with_drift, with_effect = self.var_drift + v * self.covariance, self.covariance + v * self.var_effect
         spread = with_drift + v * with_effect + NOISE**2
-        surprise = change - self.drift - self.effect * v
+        most = SURPRISE * math.sqrt(spread)
+        surprise = min(max(change - self.drift - self.effect * v, -most), most)
         drift = self.drift + with_drift / spread * surprise
         self.drift = min(max(drift, -DRIFT_BOUND), DRIFT_BOUND)
         effect = self.effect + with_effect / spread * surprise
