@@ -107,8 +107,6 @@ class World:
 
     title: str
     module: str
-    splits: tuple[str, ...]
-    """Held-out splits; held-out success is their mean."""
     metric: str
     """Key of a split's success in verl's metrics."""
     episodes: int
@@ -116,7 +114,9 @@ class World:
     text: str
     held: float
     """Entropy in nats that methods with a target hold: about that of the first steps."""
-    validations: int = 2
+    splits: tuple[str, ...] = ("dev", "test")
+    """Held-out splits; held-out success is their mean."""
+    validations: int = 1
     """Of the training: at the end, and 2: in the middle, too; one more is made before it."""
     card: bool = False
     """Trains a pretrained model on a card, with vLLM."""
@@ -132,6 +132,7 @@ WORLDS = {
         title="household",
         module="bench.household",
         splits=("seen", "unseen"),
+        validations=2,
         metric="val-core/household/{split}/acc/mean@1",
         episodes=128,
         held=0.15,
@@ -147,13 +148,11 @@ WORLDS = {
     "frozen_lake": World(
         title="frozen lake",
         module="bench.frozen_lake",
-        splits=("dev", "test"),
         metric="val-core/frozen_lake/{split}/acc/mean@1",
         episodes=320,
         held=0.5,
         text="Gymnasium's FrozenLake as text, a new 4 x 4 map every episode (a quarter holes, no slipping, up to 10 moves); the household's "
         "model and step size (8 groups of 8 episodes), thoughts of several wordings. Held out: maps that no training episode has.",
-        validations=1,
         regimes={
             "healthy": _at("3e-4", 60, ", at which GRPO learned nearly all on the tuning seeds"),
             "unstable": _at("1e-3", 60, ", at which GRPO learned and lost two fifths or all of it on the tuning seeds"),
@@ -163,13 +162,11 @@ WORLDS = {
     "bandit": World(
         title="bandit",
         module="bench.bandit",
-        splits=("dev", "test"),
         metric="val-core/bandit/{split}/acc/mean@1",
         episodes=640,
         held=0.5,
         text="A two-armed bandit in the manner of RAGEN's: a safe arm pays .15, a bold one 1 in a quarter of all pulls, and success is to pull "
         "the bold one, whatever it paid; one pull an episode, 16 groups of 16 episodes a step, the rollouts of a group share their luck.",
-        validations=1,
         regimes={
             "unstable": _at(
                 "3e-4",
@@ -183,14 +180,12 @@ WORLDS = {
     "sokoban": World(
         title="Sokoban",
         module="bench.sokoban",
-        splits=("dev", "test"),
         metric="val-core/sokoban/{split}/acc/mean@1",
         episodes=320,
         held=0.5,
         text="Sokoban as text, in the manner of RAGEN's: one box in a new 4 x 4 room with two walls, solved in 2 to 5 moves at the "
         "shortest, up to 10 moves; a box in a corner stays there. All else as in the frozen lake. Held out: rooms that no training "
         "episode has.",
-        validations=1,
         regimes={
             "healthy": _at("1e-4", 60, ", the only one tried at which GRPO learned on the tuning seeds (.05 and .11 held out)"),
             "unstable": _at(
@@ -202,13 +197,11 @@ WORLDS = {
     "frozen_lake_card": World(
         title="frozen lake, SmolLM2 on a card",
         module="bench.frozen_lake_card",
-        splits=("dev", "test"),
         metric="val-core/frozen_lake/{split}/acc/mean@1",
         episodes=256,
         held=0.25,
         text="The frozen lake for SmolLM2-135M-Instruct on a card that some runs share (FSDP2 in bf16, vLLM), warm-started for each seed on "
         "turns of the noisy expert; all else as in the lake on a CPU.",
-        validations=1,
         card=True,
         memory=12,
         regimes={
@@ -223,14 +216,12 @@ WORLDS = {
     "textworld_express_card": World(
         title="TextWorldExpress, SmolLM2 on a card",
         module="bench.textworld_express_card",
-        splits=("dev", "test"),
         metric="val-core/textworld_express/{split}/acc/mean@1",
         episodes=256,
         held=0.25,
         text="Two games of TextWorldExpress for SmolLM2-135M-Instruct (FSDP2 in bf16, vLLM): one object is brought to its usual place (twc), "
         "or a coin from another room into a box (mapreader); up to 12 turns, admissible actions in the prompt, 8 groups of 8 episodes a "
         "step, warm-started for each seed on turns of a noisy expert. Held out: games that no training episode has.",
-        validations=1,
         card=True,
         threads=4500,
         memory=20,
