@@ -145,6 +145,18 @@ WORLDS = {
             **_rates(60, "4e-4", "6e-4", "1e-3"),
         },
     ),
+    "household_easy": World(
+        title="larger household",
+        module="bench.household_easy",
+        splits=("seen", "unseen"),
+        metric="val-core/household_easy/{split}/acc/mean@1",
+        episodes=320,
+        held=0.15,
+        text="The household in its second size (`difficulty=easy`): a kitchen, a bedroom or a living room with four to seven receptacles, all "
+        "six families of tasks, up to 12 turns; its receptacles stand in the prompt. The household's model and step size (8 groups of "
+        "8 episodes). Held out are new tasks in known rooms (seen) and unknown rooms (unseen).",
+        regimes=_rates(60, "1e-4", "3e-4", "6e-4"),
+    ),
     "frozen_lake": World(
         title="frozen lake",
         module="bench.frozen_lake",

@@ -102,8 +102,10 @@ class Small:
     max_prompt: int
     max_response: int
     held_out: int
-    """Episodes of each of the splits dev and test."""
+    """Episodes of each held-out split."""
     noise: Noise
+    splits: tuple[str, str] = ("dev", "test")
+    """The held-out ones."""
     episodes: int = 3000
     """The expert's, for the warm start."""
     warm_steps: int = 400
@@ -141,7 +143,7 @@ class Small:
         assets = folder / f"assets-seed{seed}"
         assets.mkdir(parents=True, exist_ok=True)
         splits = [("train", seed * SEEDS_PER_RUN, self.train_steps * self.prompts)]
-        splits += [(split, FIRST_HELD_OUT * (1 + i), self.held_out) for i, split in enumerate(("dev", "test"))]
+        splits += [(split, FIRST_HELD_OUT * (1 + i), self.held_out) for i, split in enumerate(self.splits)]
         for split, first, count in splits:
             tasks = [Task(first + i, {"split": split}) for i in range(count)]
             write_parquet(rl_rows(tasks, self.name, split), assets / f"{split}.parquet")
@@ -165,8 +167,8 @@ class Small:
         args = argparse.Namespace(preset=",".join(presets) or "none", steps=steps, seed=seed, overrides=[])
         return [
             *(word for word in quickstart.task_overrides(args, assets, run) if word and not word.startswith("+data.env.")),
-            *(f"+data.env.{key}={value}" for key, value in self.agent().items()),
-            f"data.val_files=[{assets / 'dev.parquet'},{assets / 'test.parquet'}]",
+            *(word for word in quickstart.environment_overrides(self.agent()) if word.startswith("+data.env.")),
+            f"data.val_files=[{','.join(str(assets / f'{split}.parquet') for split in self.splits)}]",
             f"data.train_batch_size={self.prompts}",
             f"data.max_prompt_length={self.max_prompt}",
             f"data.max_response_length={self.max_response}",

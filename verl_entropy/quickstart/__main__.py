@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from verl_entropy.config import presets
 from verl_entropy.cpu.launch import cpu_env, cpu_overrides
@@ -151,10 +152,11 @@ def task_overrides(args: argparse.Namespace, assets: Path, run: Path) -> list[st
     ]
 
 
-def environment_overrides() -> list[str]:
-    """The household world with the prompts of the warm start."""
-    settings = {k: v for k, v in build.AGENT.items() if k != "kwargs"}
-    settings |= {f"kwargs.{k}": f"[{','.join(v)}]" if isinstance(v, list) else v for k, v in build.AGENT["kwargs"].items()}
+def environment_overrides(agent: dict[str, Any] = build.AGENT) -> list[str]:
+    """The environment with the prompts of the warm start: ``agent`` is ``data.env``, by default the household's."""
+    settings = {k: v for k, v in agent.items() if k != "kwargs"}
+    given = {k: f"[{','.join(v)}]" if isinstance(v, list) else v for k, v in agent.get("kwargs", {}).items()}
+    settings |= {f"kwargs.{k}": v for k, v in given.items()}
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=stepwise_env"
     return [loop, *(f"+data.env.{key}={value}" for key, value in settings.items())]
 
