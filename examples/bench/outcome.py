@@ -23,6 +23,7 @@ CURVES = {
     "valid_actions": ("verl_entropy/valid_action_ratio",),
     # The last two: logs from before steer and aepo had the first.
     "kl_old": ("actor/ppo_kl", "verl_entropy/steer/ppo_kl", "verl_entropy/aepo/ppo_kl"),
+    "gradient_norm": ("actor/grad_norm",),
     "generated_tokens": ("verl_entropy/rollout/generated_tokens",),
     "reused_tokens": ("verl_entropy/rollout/reused_tokens",),
     "evicted_groups": ("training/filter_groups/evicted_samples",),

@@ -38,6 +38,7 @@ METHODS = {
     "no_penalty": Method("GRPO, no penalty for invalid actions", overrides=(_NO_PENALTY,)),
     "dr_grpo-no_penalty": Method("Dr. GRPO, no penalty for invalid actions", overrides=(_NO_STD, _NO_PENALTY)),
     "kl": Method("GRPO, KL loss to the first policy", overrides=_KL_LOSS),
+    "adam_beta2": Method("GRPO, Adam with beta2 .95", overrides=(f"{_ACTOR}.optim.betas=[0.9,0.95]",)),
     "dynamic_sampling": Method(
         "GRPO, dynamic sampling by success (DAPO)",
         overrides=("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),

@@ -382,10 +382,11 @@ def test_every_world_would_start(world, tmp_path):
     words = one.words(plan.Job(world, regime, "gigpo", 3), tmp_path, tmp_path / "run", 30)
     found = resolved.check(compose.compose(words))
     data = found.raw["data"]
-    assert found.verl is None and data["env"]["name"].startswith("bench.") and "kwargs" not in data["env"]
+    own = data["env"]["name"].startswith("bench.")
+    assert found.verl is None and own == (world != "household_easy") == ("kwargs" not in data["env"])
     assert data["val_files"] == [str(tmp_path / f"assets-seed3/{s}.parquet") for s in plan.WORLDS[world].splits]
     assert found.raw["actor_rollout_ref"]["rollout"]["prompt_length"] == data["max_prompt_length"]
-    assert data["max_prompt_length"] <= (512 if world == "textworld_express_card" else 96)
+    assert data["max_prompt_length"] <= {"textworld_express_card": 512, "household_easy": 128}.get(world, 96)
 
 
 @pytest.mark.slow
@@ -405,6 +406,8 @@ def test_every_method_would_start_and_differs_from_grpo_as_it_says(method, tmp_p
         assert actor["policy_loss"]["loss_mode"] == method
     if method == "clip_higher":
         assert actor["clip_ratio_high"] == 0.28
+    if method == "adam_beta2":
+        assert list(actor["optim"]["betas"]) == [0.9, 0.95]
     if method == "kl":
         assert actor["use_kl_loss"] and actor["kl_loss_coef"] == 0.01
     given = one.settings(words, tmp_path)
