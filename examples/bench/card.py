@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -16,21 +15,10 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def prepare(world: Small, folder: Path, seed: int) -> None:
-    """Data, and the warm-started model of a seed, made once on the card.
-
-    In a process of its own: torch keeps what it once took of the card, and the runs on it need that.
-    """
+    """Data, and the warm-started model of a seed, made once on the card."""
     assets = world.write_tasks(folder, seed)
     if (assets / "warm").is_dir():
         return
-    process = multiprocessing.get_context("spawn").Process(target=_warm_start, args=(world, assets, seed))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"the warm start of seed {seed} in {assets} ended with {process.exitcode}; what it said is above")
-
-
-def _warm_start(world: Small, assets: Path, seed: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

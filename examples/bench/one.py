@@ -26,6 +26,7 @@ from typing import Any
 from bench.claims import claims
 from bench.outcome import curves, held_out, outcome, step_seconds
 from bench.plan import METHODS, ROOT, WORLDS, Job
+from bench.prepare import prepare as make
 from verl_entropy.cpu.launch import cpu_env
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart.__main__ import COSTLY_EVERY, read_metrics
@@ -59,7 +60,7 @@ def prepare(world: str, seed: int, work: Path) -> Path:
     """Data and warm start of a seed, made by whichever run comes first; returns the world's folder."""
     folder = work / world
     with locked(folder / f"prepare-seed{seed}.lock", wait=True):
-        importlib.import_module(WORLDS[world].module).prepare(folder, seed)
+        make(world, folder, seed)
     return folder
 
 
@@ -183,7 +184,7 @@ def values(words: list[str]) -> dict[str, str]:
 
 
 def weight_norm(words: list[str]) -> float:
-    """Of the policy that a run begins with: a warm start of one seed is another policy on some processors, and the page pairs none of these."""
+    """Of the policy that a run begins with: older warm starts of a seed are another policy on some processors; the page pairs none of these."""
     from safetensors import safe_open
 
     total = 0.0

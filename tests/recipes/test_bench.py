@@ -114,8 +114,28 @@ def test_a_pretrained_model_is_warm_started_for_the_card(tmp_path, monkeypatch):
     card.prepare(world, tmp_path, 3)
     assert (made / "warm").stat().st_mtime_ns == stamp, "made once"
     monkeypatch.setenv(plan.MODEL, str(tmp_path / "nothing"))
-    with pytest.raises(RuntimeError, match="the warm start of seed 4"):
+    with pytest.raises(OSError, match="nothing"):
         card.prepare(world, tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_a_warm_start_does_not_depend_on_the_kernels_that_the_processor_has(tmp_path):
+    """torch's own choice, and what it would choose on a processor without AVX."""
+    made = []
+    for kernels in ({}, {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}):
+        work = tmp_path / f"work{len(made)}"
+        code = f"from pathlib import Path; from bench import one; one.prepare('bandit', 3, Path({str(work)!r}))"
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | kernels
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, timeout=300)
+        made.append((work / "bandit/assets-seed3/warm/model.safetensors").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_a_world_that_cannot_be_made_ends_its_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(plan.MODEL, str(tmp_path / "nothing"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    with pytest.raises(RuntimeError, match=r"the data and warm start of seed 4 in .* ended with 1"):
+        one.prepare("frozen_lake_card", 4, tmp_path)
 
 
 def test_how_near_entropy_was_to_its_target_is_told():

@@ -85,8 +85,8 @@ def render(results: Path) -> str:
         "noisy than a validation.",
         "- Held out and area are interquartile means over seeds. Their intervals, and P's: 95 %, stratified bootstrap over seeds (percentile), "
         "which with five seeds is narrower than it should be. Paired: mean of the method's run minus GRPO's of the same seed, which begin with "
-        "the same warm start and tasks, with a 95 % interval of Student's t; not where a processor "
-        "that rounds otherwise made another policy of the warm start (Sokoban, seed 2: .54 and .37 of held-out success before training). "
+        "the same warm start and tasks, with a 95 % interval of Student's t; not where a processor that rounds otherwise made another policy "
+        "of the warm start (Sokoban, seed 2: .54 and .37 of held-out success before training), as it did before seeds 13 and up. "
         "P(final > GRPO's): of a run of the method and one of GRPO, both drawn from the seeds that are paired. Rows of other numbers of "
         "seeds compare in these columns only. No interval "
         f"under {LEAST_SEEDS} seeds. Above and below GRPO: the paired interval leaves out 0.",
