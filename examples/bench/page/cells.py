@@ -47,10 +47,11 @@ def known(run: Run, name: str) -> list[float]:
 
 def same_start(run: Run, other: Run) -> bool:
     """Whether runs of one seed begin with the same policy, by the norm of its weights: until December 2026 a warm start ended elsewhere on
-    some processors. Older runs have no norm; they agree among themselves (tests/recipes), and with those on the same make of processor."""
+    some processors. Older runs have no norm; they agree among themselves (tests/recipes), and with others where one make of card trained both."""
     norms = [r["weight_norm"] for r in (run, other) if "weight_norm" in r]
     if len(norms) == 1:
-        return run["machine"]["processor"] == other["machine"]["processor"]
+        cards = {r["machine"].get("card") for r in (run, other)}
+        return len(cards) == 1 and None not in cards
     return not norms or math.isclose(*norms, rel_tol=ROUNDING)
 
 
