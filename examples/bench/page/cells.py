@@ -47,7 +47,7 @@ def known(run: Run, name: str) -> list[float]:
 
 def same_start(run: Run, other: Run) -> bool:
     """Whether runs of one seed begin with the same policy, by the norm of its weights: until December 2026 a warm start ended elsewhere on
-    some processors. Older runs have no norm; they agree among themselves (tests/recipes), and with others where one make of card trained both."""
+    some processors. Older runs have no norm; they agree among themselves (tests/recipes), and with others if one make of card trained both."""
     norms = [r["weight_norm"] for r in (run, other) if "weight_norm" in r]
     if len(norms) == 1:
         cards = {r["machine"].get("card") for r in (run, other)}
