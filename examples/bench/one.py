@@ -26,7 +26,7 @@ from typing import Any
 from bench.claims import claims
 from bench.outcome import curves, held_out, outcome, step_seconds
 from bench.plan import METHODS, ROOT, WORLDS, Job
-from bench.prepare import prepare as make
+from bench.prepare import KERNELS
 from verl_entropy.cpu.launch import cpu_env
 from verl_entropy.diagnostics.settings import PATH as DIAGNOSTICS
 from verl_entropy.quickstart.__main__ import COSTLY_EVERY, read_metrics
@@ -57,10 +57,12 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def prepare(world: str, seed: int, work: Path) -> Path:
-    """Data and warm start of a seed, made by whichever run comes first; returns the world's folder."""
+    """Data and warm start of a seed, made by whichever run comes first; returns the world's folder. Raises RuntimeError if that fails."""
     folder = work / world
     with locked(folder / f"prepare-seed{seed}.lock", wait=True):
-        make(world, folder, seed)
+        command = [sys.executable, "-m", "bench.prepare", world, str(folder), str(seed)]
+        if status := subprocess.run(command, env=os.environ | KERNELS).returncode:
+            raise RuntimeError(f"the data and warm start of seed {seed} in {folder} ended with {status}; what it said is above")
     return folder
 
 

@@ -50,8 +50,7 @@ def same_start(run: Run, other: Run) -> bool:
     some processors. Older runs have no norm; they agree among themselves (tests/recipes), and with others if one make of card trained both."""
     norms = [r["weight_norm"] for r in (run, other) if "weight_norm" in r]
     if len(norms) == 1:
-        cards = {r["machine"].get("card") for r in (run, other)}
-        return len(cards) == 1 and None not in cards
+        return "card" in run["machine"] and run["machine"]["card"] == other["machine"].get("card")
     return not norms or math.isclose(*norms, rel_tol=ROUNDING)
 
 
